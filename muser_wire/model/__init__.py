@@ -1,0 +1,1 @@
+"""The model as data: spec, checkpoint reading, tokenizer. To numpy only; each node goes on from there."""

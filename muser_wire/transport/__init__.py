@@ -1,0 +1,1 @@
+"""The only sockets, threads and grpc of this package. Transports carry bytes and know no message."""

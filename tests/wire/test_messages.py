@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muser_wire import messages as m
+from muser_wire.errors import RemoteProtocolError
+from muser_wire.identities import Digest, Identities
+from muser_wire.schedule import WindowPolicy
+from muser_wire.stubs import producer_pb2 as pb
+
+IDENTITIES = Identities(
+    spec_digest=Digest(b"s" * 32),
+    tokenizer_digest=Digest(b"t" * 32),
+    kv_layout="kv1/f16",
+    lane="native",
+    numerics_digest=Digest(b"n" * 32),
+    chunk_tokens=2048,
+    weights_digest=Digest(b"w" * 32),
+)
+DESCRIPTION = m.Description(IDENTITIES, b"{}", b"i" * 16, b"k" * 32, 4951, 8192, ())
+REQUEST = m.HandoffRequest(
+    handoff_id=b"h" * 16,
+    expected=IDENTITIES,
+    incarnation=b"i" * 16,
+    token_ids=np.array([5, 6, 7], dtype=np.uint32),
+    held_tokens=1,
+    policy=WindowPolicy.ROLLING,
+    secret=b"s" * 32,
+    allow_unqualified=False,
+)
+ACCEPTANCE = m.Acceptance(b"t" * 32, Digest(b"d" * 32), 1_000_000)
+BEGIN = m.Begin(b"h" * 16, IDENTITIES, b"i" * 16, Digest(b"d" * 32), 3, 4096)
+SEAL = m.Seal(Digest(b"d" * 32), 3, 4096, 0, b"g" * 64)
+
+Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any], Any, type]
+CODECS: dict[str, Codec] = {
+    "description": (m.encode_description, m.decode_description, DESCRIPTION, pb.DescribeResponse),
+    "handoff_request": (m.encode_handoff_request, m.decode_handoff_request, REQUEST, pb.OpenRequest),
+    "acceptance": (m.encode_open_answer, m.decode_open_answer, ACCEPTANCE, pb.OpenResponse),
+    "refusal": (m.encode_open_answer, m.decode_open_answer, m.Refusal("busy", "later"), pb.OpenResponse),
+    "begin": (m.encode_begin, m.decode_begin, BEGIN, pb.Begin),
+    "seal": (m.encode_seal, m.decode_seal, SEAL, pb.Seal),
+    "abort": (m.encode_abort, m.decode_abort, m.Abort("prefill_failed", ""), pb.Abort),
+    "stream_request": (m.encode_stream_request, m.decode_stream_request, b"t" * 32, pb.StreamRequest),
+}
+codecs = pytest.mark.parametrize("name", CODECS)
+
+
+def same(a: Any, b: Any) -> bool:
+    if dataclasses.is_dataclass(a) and not isinstance(a, type):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+@codecs
+def test_a_message_comes_back_as_it_was(name: str) -> None:
+    encode, decode, value, _ = CODECS[name]
+    assert same(decode(encode(value)), value)
+
+
+@codecs
+def test_every_truncation_is_refused(name: str) -> None:
+    encode, decode, value, _ = CODECS[name]
+    raw = encode(value)
+    for stop in range(len(raw)):
+        with pytest.raises(RemoteProtocolError):
+            decode(raw[:stop])
+
+
+@codecs
+def test_an_unknown_field_is_refused(name: str) -> None:
+    encode, decode, value, _ = CODECS[name]
+    with pytest.raises(RemoteProtocolError, match="canonical form or has unknown fields"):
+        decode(encode(value) + b"\xf8\x07\x01")
+
+
+@codecs
+def test_a_repeated_field_is_refused(name: str) -> None:
+    encode, decode, value, _ = CODECS[name]
+    raw = encode(value)
+    with pytest.raises(RemoteProtocolError):
+        decode(raw + raw)
+
+
+@codecs
+def test_every_absent_field_is_refused_by_name(name: str) -> None:
+    encode, decode, value, stub_type = CODECS[name]
+    whole = stub_type.FromString(encode(value))
+    parent = getattr(whole, whole.WhichOneof("answer")) if stub_type is pb.OpenResponse else whole
+    optional = {"kernels"}
+    for field in parent.DESCRIPTOR.fields:
+        if field.name in optional:
+            continue
+        stub = stub_type.FromString(encode(value))
+        target = getattr(stub, stub.WhichOneof("answer")) if stub_type is pb.OpenResponse else stub
+        target.ClearField(field.name)
+        with pytest.raises(RemoteProtocolError, match=field.name):
+            decode(stub.SerializeToString())
+
+
+def changed(stub: Any, **fields: Any) -> bytes:
+    for name, value in fields.items():
+        setattr(stub, name, value)
+    return bytes(stub.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("protocol_version", 2),
+        ("handoff_id", b"short"),
+        ("incarnation", b"x" * 17),
+        ("token_ids", b""),
+        ("token_ids", b"\x01\x00\x00\x00"),
+        ("token_ids", b"123456789"),
+        ("held_tokens", 2),
+        ("window_policy", 0),
+        ("window_policy", 3),
+        ("secret", b"x" * 31),
+    ],
+)
+def test_an_open_request_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
+    stub = pb.OpenRequest.FromString(m.encode_handoff_request(REQUEST))
+    with pytest.raises(RemoteProtocolError, match=field):
+        m.decode_handoff_request(changed(stub, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("data_port", 0), ("data_port", 65536), ("max_prompt_tokens", 1), ("node_key", b""), ("spec_json", b"")],
+)
+def test_a_description_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
+    stub = pb.DescribeResponse.FromString(m.encode_description(DESCRIPTION))
+    with pytest.raises(RemoteProtocolError, match=field):
+        m.decode_description(changed(stub, **{field: value}))
+
+
+def test_over_long_repeated_fields_are_refused() -> None:
+    stub = pb.DescribeResponse.FromString(m.encode_description(DESCRIPTION))
+    stub.kernels.extend(["k"] * 64)
+    assert m.decode_description(stub.SerializeToString()).kernels == ("k",) * 64
+    stub.kernels.append("k")
+    with pytest.raises(RemoteProtocolError, match="kernels has 65 entries"):
+        m.decode_description(stub.SerializeToString())
+
+
+def test_an_empty_answer_is_neither_yes_nor_no() -> None:
+    with pytest.raises(RemoteProtocolError, match="no answer"):
+        m.decode_open_answer(b"")
+
+
+def test_a_request_never_shows_its_prompt_or_secret() -> None:
+    shown = repr(dataclasses.replace(REQUEST, secret=b"very secret, 32 bytes long......"))
+    assert "secret" not in shown
+    assert "5, 6, 7" not in shown
+
+
+def test_messages_for_people_are_cut_to_their_bound() -> None:
+    assert len(m.decode_abort(m.encode_abort(m.Abort("code", "x" * 5000))).message) == m.MAX_MESSAGE_CHARS
+
+
+@given(st.sampled_from(sorted(CODECS)), st.binary(max_size=120))
+def test_no_bytes_raise_anything_but_a_protocol_error(name: str, raw: bytes) -> None:
+    try:
+        CODECS[name][1](raw)
+    except RemoteProtocolError:
+        pass
