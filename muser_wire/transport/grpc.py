@@ -144,8 +144,10 @@ class GrpcChannel:
 
     def stream(self, request: bytes, data_port: int) -> GrpcStream:
         """See `Channel`."""
-        call = self._data_channel(data_port).unary_stream(_method("Stream"))
-        return GrpcStream(call(request))
+        try:
+            return GrpcStream(self._data_channel(data_port).unary_stream(_method("Stream"))(request))
+        except ValueError as error:
+            raise _closed() from error
 
     def close(self) -> None:
         """See `Channel`."""
@@ -215,7 +217,7 @@ def _control_methods(service: Service) -> dict[str, Any]:
             try:
                 return method(request)
             except WireError as error:
-                _refuse(error, context)
+                return _refuse(error, context)
 
         return handle
 
@@ -236,12 +238,12 @@ def _data_methods(service: Service) -> dict[str, Any]:
     return {"Stream": grpc.unary_stream_rpc_method_handler(stream)}
 
 
-def _refuse(error: WireError, context: grpc.ServicerContext) -> NoReturn:
+def _refuse(error: WireError, context: grpc.ServicerContext) -> bytes:
     """End a call that the service refused; what the peer did wrong is told apart from what we did."""
     _log.warning("call_refused code=%s reason=%s", error.code, error)
     blame_peer = isinstance(error, RemoteProtocolError)
-    status = grpc.StatusCode.INVALID_ARGUMENT if blame_peer else grpc.StatusCode.INTERNAL
-    context.abort(status, str(error))
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT if blame_peer else grpc.StatusCode.INTERNAL, str(error))
+    return b""  # never reached: abort raises
 
 
 def _unary(call: Any, request: bytes, timeout_s: float) -> bytes:
@@ -249,6 +251,13 @@ def _unary(call: Any, request: bytes, timeout_s: float) -> bytes:
         return bytes(call(request, timeout=timeout_s))
     except grpc.RpcError as error:
         _raise_mapped(error)
+    except ValueError as error:
+        raise _closed() from error
+
+
+def _closed() -> TransportError:
+    """Return our error for the ValueError that grpc raises for a call on a closed channel."""
+    return TransportError("the channel is closed")
 
 
 def _raise_mapped(error: grpc.RpcError) -> NoReturn:
