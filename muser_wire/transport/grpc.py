@@ -133,6 +133,7 @@ class GrpcChannel:
         self._open = self._control.unary_unary(_method("Open"))
         self._data_lock = threading.Lock()
         self._data: tuple[int, Any] | None = None
+        self._is_closed = False
 
     def describe(self, request: bytes, timeout_s: float) -> bytes:
         """See `Channel`."""
@@ -153,6 +154,7 @@ class GrpcChannel:
         """See `Channel`."""
         self._control.close()
         with self._data_lock:
+            self._is_closed = True
             if self._data is not None:
                 self._data[1].close()
                 self._data = None
@@ -160,6 +162,8 @@ class GrpcChannel:
     def _data_channel(self, port: int) -> Any:
         """Return the channel to the data port, made anew when a restarted producer names another."""
         with self._data_lock:
+            if self._is_closed:
+                raise _closed()
             if self._data is None or self._data[0] != port:
                 if self._data is not None:
                     self._data[1].close()

@@ -16,10 +16,12 @@ from muser_wire.transport.malloc import raise_malloc_thresholds
 from muser_wire.transport.memory import MemoryChannel
 
 TIMEOUT_S = 5.0
+FRAMES = 64
+"""More than the sockets and grpc buffer, so that a reader that stalls is felt."""
 
 
 class Echo:
-    """Answers with what it was sent; streams ten frames of 1 MiB, or fails, as the request says."""
+    """Answers with what it was sent; streams frames of 1 MiB, or fails, as the request says."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -37,7 +39,7 @@ class Echo:
         call.on_cancel(self.cancelled.set)
         if request == b"void":
             raise RemoteProtocolError("the ticket is unknown")
-        for index in range(10):
+        for index in range(FRAMES):
             if request == b"hang" and index == 3:
                 self.cancelled.wait(TIMEOUT_S)
                 return
@@ -76,7 +78,7 @@ def test_calls_carry_bytes_both_ways(channel: tuple[Channel, int]) -> None:
 
 def test_a_stream_carries_megabyte_frames_in_order(channel: tuple[Channel, int]) -> None:
     frames = list(channel[0].stream(b"go", channel[1]))
-    assert [(frame[0], len(frame)) for frame in frames] == [(index, 1 << 20) for index in range(10)]
+    assert [(frame[0], len(frame)) for frame in frames] == [(index, 1 << 20) for index in range(FRAMES)]
 
 
 def test_what_the_service_refuses_is_an_error_here(channel: tuple[Channel, int]) -> None:
@@ -112,8 +114,8 @@ def test_backpressure_stops_the_producer(channel: tuple[Channel, int], echo: Ech
     frames = iter(channel[0].stream(b"go", channel[1]))
     next(frames)
     threading.Event().wait(0.3)
-    assert echo.frames_made < 10
-    assert len(list(frames)) == 9
+    assert echo.frames_made < FRAMES
+    assert len(list(frames)) == FRAMES - 1
 
 
 def test_grpc_blames_the_side_that_was_wrong(server: GrpcServer) -> None:
