@@ -16,7 +16,7 @@ Digest = NewType("Digest", bytes)
 
 
 def digest_of(label: bytes, *parts: bytes) -> Digest:
-    """Return SHA-256 over `label` and `parts`, each preceded by its length, so that no two inputs collide by joining."""
+    """Return SHA-256 over `label` and `parts`, each preceded by its length, so that joined inputs never collide."""
     h = hashlib.sha256()
     for part in (label, *parts):
         h.update(len(part).to_bytes(8, "little"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message

@@ -16,7 +16,6 @@ from typing import Any
 from muser_wire.errors import IdentityMismatch, RemoteProtocolError
 from muser_wire.identities import Digest, digest_of
 
-
 SPEC_LABEL = b"muser spec 1"
 MAX_SHOWN_CHARS = 80
 """How much of a peer's value an error repeats."""

@@ -59,7 +59,7 @@ _DATA_OPTIONS: list[tuple[str, int]] = [
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 ]
 
-_log = logging.getLogger("muser.transport")
+_log = logging.getLogger(__name__)
 
 
 class PortTaken(WireError):
@@ -129,8 +129,8 @@ class GrpcChannel:
             raise LocalProtocolError(f"host {host} is not a loopback address; other hosts need paired keys")
         self._host = host
         self._control: Any = grpc.insecure_channel(_address(host, control_port), options=_CONTROL_OPTIONS)
-        self._describe = self._control.unary_unary(_method("Describe"))
-        self._open = self._control.unary_unary(_method("Open"))
+        self._describe: Any = self._control.unary_unary(_method("Describe"))
+        self._open: Any = self._control.unary_unary(_method("Open"))
         self._data_lock = threading.Lock()
         self._data: tuple[int, Any] | None = None
         self._is_closed = False

@@ -35,7 +35,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.ed25519"
     NodeKey.load_or_create(path)
     path.chmod(0o644)
-    with pytest.raises(KeyFileError, match="0644.*chmod 600"):
+    with pytest.raises(KeyFileError, match=r"0644.*chmod 600"):
         NodeKey.load_or_create(path)
 
 
@@ -51,7 +51,7 @@ def test_a_key_file_of_another_size_is_refused(tmp_path: Path, size: int) -> Non
 def test_a_key_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    with pytest.raises(KeyFileError, match="file/node.ed25519"):
+    with pytest.raises(KeyFileError, match=r"file/node\.ed25519"):
         NodeKey.load_or_create(blocked / "node.ed25519")
 
 

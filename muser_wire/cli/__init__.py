@@ -1,0 +1,1 @@
+"""The `muser` command: what belongs to both nodes."""

@@ -1,0 +1,79 @@
+"""`muser model`: fetch a model, look into it, say where it lies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from muser_wire.cli.progress import Meter
+from muser_wire.home import muser_home
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.fetch import fetch, fetched_path
+from muser_wire.model.report import report
+
+NAME_HELP = "smollm2, hf:OWNER/NAME, or a path"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare `muser model` and its subcommands."""
+    parser = commands.add_parser("model", help="fetch a model, look into it, say where it lies")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    fetcher = actions.add_parser("fetch", help="fetch a model into MUSER_HOME (default: ~/.muser) and print its path")
+    fetcher.add_argument("name", help=NAME_HELP)
+    fetcher.add_argument("--verify", action="store_true", help="read again in full what is already there")
+    fetcher.set_defaults(run=run_fetch)
+    inspector = actions.add_parser("inspect", help="print architecture, geometry, sizes and digests")
+    inspector.add_argument("name", metavar="PATH", help=NAME_HELP)
+    inspector.add_argument("--json", action="store_true", help="print one JSON object")
+    inspector.set_defaults(run=run_inspect)
+    locator = actions.add_parser("path", help="print where a model lies, or will lie once fetched")
+    locator.add_argument("name", help=NAME_HELP)
+    locator.set_defaults(run=run_path)
+
+
+def run_fetch(arguments: argparse.Namespace) -> int:
+    """Fetch a model; its path alone goes to standard output."""
+    print(fetch(arguments.name, muser_home(), Meter(sys.stderr), verify=arguments.verify))
+    return 0
+
+
+def run_path(arguments: argparse.Namespace) -> int:
+    """Print where a model lies."""
+    print(fetched_path(arguments.name, muser_home()))
+    return 0
+
+
+def run_inspect(arguments: argparse.Namespace) -> int:
+    """Print what a model is."""
+    found = report(open_checkpoint(fetched_path(arguments.name, muser_home())))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(f"{label:<16} {value}" for label, value in _rows(found)))
+    return 0
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the report as labels and text for a person."""
+    windows = ", ".join(f"{count} x {window}" for window, count in found["windows"].items())
+    encodings = ", ".join(f"{count} x {encoding}" for encoding, count in found["encodings"].items())
+    head = "tied to the embedding" if found["tied_embeddings"] else "its own"
+    return [
+        ("path", found["path"]),
+        ("family", found["family"]),
+        ("layers", f"{found['layers']} ({windows})"),
+        ("heads", f"{found['heads']} for queries, {found['kv_heads']} for keys and values, {found['head_dim']} wide"),
+        ("hidden, ffn", f"{found['hidden_size']}, {found['ffn_size']}"),
+        ("vocabulary", f"{found['vocab_size']} tokens, head {head}"),
+        ("context", f"{found['max_positions']} tokens"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("encodings", f"{encodings}; most weights are {found['encoding']}"),
+        ("weights", f"{found['weights_nbytes']:,} bytes"),
+        ("KV cache", f"{found['kv_token_nbytes']:,} bytes a token in f16"),
+        ("decode reads", f"{found['decode_token_nbytes']:,} bytes of weights a token"),
+        ("spec", found["spec_digest"]),
+        ("tokenizer", found["tokenizer_digest"]),
+        ("weights digest", found["weights_digest"]),
+    ]

@@ -1,0 +1,37 @@
+"""The probe corpus of the tokenizer digest: short texts that tokenizers with different rules cut differently."""
+
+from __future__ import annotations
+
+PROBES = (
+    "Hello, world!",
+    "The quick brown fox jumps over 13 lazy dogs.",
+    "it's we've I'LL they'd can't DON'T o'clock",
+    "  two leading spaces, and trailing   ",
+    "a\tb\t\tc \t d",
+    "line one\nline two\r\nline three\n\n\n  indented",
+    " ",
+    "     ",
+    "\n \n",
+    "0 1 23 456 7890 12345 1,234,567.89 -0.5e+10",
+    "2026-08-10T12:34:56Z v1.2.3rc4 0xDEADBEEF 50% $9.99",
+    "x = (a + b) * c ** 2  # power; y != z && !w || ~v",
+    "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\n",
+    '<html><body class="x">&amp;&lt;</body></html>',
+    '{"key": [1, 2.5, null, true], "nested": {"a": "b"}}',
+    "https://example.org/path?query=1&other=two#fragment",
+    "camelCase snake_case kebab-case SCREAMING_CASE CamelCASE2Words",
+    "...!?!?---___***///\\\\\\|||```~~~",
+    "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m stra\u00dfe cafe\u0301",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430?",
+    "\u0393\u03b5\u03b9\u03ac \u03c3\u03bf\u03c5 \u03ba\u03cc\u03c3\u03bc\u03b5",
+    "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd",
+    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f\u4e16\u754c \uc548\ub155\ud558\uc138\uc694",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "\U0001f600\U0001f44d\U0001f3fd\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f",
+    "\u0661\u0662\u0663 \u00bd \u2167 \u00b2",
+    "\u00a0non\u2009breaking\u3000wide\u200bzero",
+    "\u201cquoted\u201d \u2018single\u2019 \u2014 dash \u2026",
+    "\u2581underline \u0120letter",
+    "<|im_start|>user<|im_end|><|endoftext|><s></s>[INST]",
+)

