@@ -1,0 +1,1 @@
+"""The HTTP side: reads requests strictly, speaks OpenAI's shapes, streams answers."""

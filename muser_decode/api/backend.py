@@ -1,0 +1,57 @@
+"""What the HTTP side needs of the rest of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from muser_decode.engine.request import EventSink, GenerationRequest
+from muser_wire.model.tokenizer import Tokenizer
+
+
+class Cancellable(Protocol):
+    """A generation in progress."""
+
+    def cancel(self) -> None:
+        """Ask the engine to stop soon. Harmless when repeated or too late."""
+
+
+class ChatBackend(Protocol):
+    """One served model: the router and the engine behind one door. Every method is quick and never blocks."""
+
+    @property
+    def model_id(self) -> str:
+        """The name under which the model is served."""
+
+    @property
+    def aliases(self) -> frozenset[str]:
+        """Other names that a request may use."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the checkpoint."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and answer together have at most this many tokens."""
+
+    @property
+    def created(self) -> int:
+        """When the model was loaded, in seconds since 1970."""
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> Cancellable:
+        """Start a generation. `sink` is called on another thread, perhaps before this returns.
+
+        Every generation ends with one `Finished` or `Failed`, a cancelled one too.
+
+        Raises:
+            EngineBusy: the queue is full.
+            EngineStopped: the node is stopping.
+            RequestInvalid: the request cannot be run.
+        """
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether requests would be answered now, and why not."""
+
+    def describe_status(self) -> Mapping[str, object]:
+        """Return what the node says of itself, as JSON values."""

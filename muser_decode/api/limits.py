@@ -1,0 +1,40 @@
+"""Bounds of the HTTP side. Each default says why it has its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_BODY_NBYTES = 8 * 1024 * 1024
+"""A prompt of 131,072 tokens is about 0.6 MB of text; escaped as \\uXXXX it may grow sixfold."""
+
+HEADER_WAIT_S = 5.0
+"""How long a stream's headers wait for the route, which one of them names.
+
+Most prompts are prefilled by then. Proxies and clients take a server that sends no header for a
+minute for dead, and people much sooner.
+"""
+
+COMMENT_EVERY_S = 5.0
+"""Pause between progress comments while a prompt is prefilled: well under the 15 s of impatient proxies."""
+
+CANCEL_WAIT_S = 2.0
+"""How long an answer that a stop string ended waits for the engine's closing figures: many decode steps."""
+
+RETRY_AFTER_S = 1
+"""What a client is told when the queue is full. A place is free as soon as one request ends."""
+
+MAX_STOPS = 4
+"""As many stop strings as OpenAI takes."""
+
+MAX_STOP_CHARS = 512
+"""Each token's text is compared with every head of every stop string, so their length costs time."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds that an operator or a test may set."""
+
+    max_body_nbytes: int = MAX_BODY_NBYTES
+    header_wait_s: float = HEADER_WAIT_S
+    comment_every_s: float = COMMENT_EVERY_S
+    cancel_wait_s: float = CANCEL_WAIT_S

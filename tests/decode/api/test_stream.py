@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from muser_decode.api.limits import Limits
+from muser_decode.engine.request import Failed, Finished, FinishReason, PrefillProgress, TokenEvent
+
+if TYPE_CHECKING:
+    from muser_decode.engine.request import EventSink, GenerationRequest
+
+
+def deltas(events: list[Any]) -> list[Any]:
+    return [event["choices"][0]["delta"] for event in events if isinstance(event, dict) and event.get("choices")]
+
+
+def text(events: list[Any]) -> str:
+    return "".join(delta.get("content", "") for delta in deltas(events))
+
+
+def test_a_stream_from_role_to_done(kit: Any) -> None:
+    response = kit.caller().chat(stream=True)
+    events = kit.sse(response)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-muser-route"] == "remote"
+    assert "content-length" not in response.headers
+    assert deltas(events) == [{"role": "assistant", "content": ""}, *({"content": char} for char in "Hello"), {}]
+    assert events[-1] == "[DONE]"
+    chunks = events[:-1]
+    assert {(c["id"], c["object"], c["created"], c["model"]) for c in chunks} == {
+        (kit.backend.requests[0].request_id, "chat.completion.chunk", chunks[0]["created"], "tiny")
+    }
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 6 + ["stop"]
+    assert all(c["choices"][0]["index"] == 0 for c in chunks)
+    assert ["muser" in c for c in chunks] == [False] * 6 + [True]
+    assert chunks[-1]["muser"] == kit.caller().chat().json()["muser"]
+    assert not any("usage" in c for c in chunks)
+
+
+def test_usage_comes_last_when_asked_for(kit: Any) -> None:
+    events = kit.sse(kit.caller().chat(stream=True, stream_options={"include_usage": True}))
+    whole = kit.caller().chat().json()
+    assert events[-1] == "[DONE]"
+    assert (events[-2]["choices"], events[-2]["usage"]) == ([], whole["usage"])
+    assert events[-3]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_characters_and_stop_strings_are_never_cut(kit: Any) -> None:
+    kit.backend.script = kit.saying("né 😀 <st>op<stop> more")
+    events = kit.sse(kit.caller().chat(stream=True, stop=["<stop>"]))
+    pieces = [delta["content"] for delta in deltas(events) if delta.get("content")]
+    assert "".join(pieces) == "né 😀 <st>op"
+    assert "é" in pieces
+    assert "😀" in pieces
+    assert "<st>" in pieces
+    assert kit.backend.cancels[0].asked.is_set()
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_held_text_is_released_at_the_end(kit: Any) -> None:
+    kit.backend.script = kit.saying("so <sto", FinishReason.LENGTH)
+    events = kit.sse(kit.caller().chat(stream=True, stop=["<stop>"]))
+    assert text(events) == "so <sto"
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_answer_without_tokens_is_a_stream_too(kit: Any) -> None:
+    kit.backend.script = kit.saying("")
+    events = kit.sse(kit.caller().chat(stream=True))
+    assert deltas(events) == [{"role": "assistant", "content": ""}, {}]
+    assert events[-2]["muser"]["timings"]["tokens_per_second"] is None
+
+
+def test_headers_go_without_the_route_when_it_takes_too_long(kit: Any) -> None:
+    def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
+        time.sleep(0.3)
+        sink(PrefillProgress(1024, 4096))
+        time.sleep(0.3)
+        kit.saying("ok")(request, sink, cancel)
+
+    kit.backend.script = play
+    response = kit.caller(Limits(header_wait_s=0.1, comment_every_s=0.15)).chat(stream=True)
+    events = kit.sse(response)
+    assert response.status_code == 200
+    assert "x-muser-route" not in response.headers
+    comments = [event for event in events if isinstance(event, str) and event.startswith(":")]
+    assert comments[0] == ": waiting"
+    assert ": prefilling 1024/4096" in comments
+    # One for each 0.15 s of half a second, whatever the number of events.
+    assert len(comments) <= 4
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text(events) == "ok"
+    assert events[-2]["muser"]["route"] == "remote"
+
+
+def test_many_progress_events_do_not_make_many_comments(kit: Any) -> None:
+    def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
+        for done in range(100):
+            sink(PrefillProgress(done, 100))
+            time.sleep(0.002)
+        kit.saying("ok")(request, sink, cancel)
+
+    kit.backend.script = play
+    response = kit.caller(Limits(header_wait_s=0.0, comment_every_s=5.0)).chat(stream=True)
+    assert not any(isinstance(event, str) and event.startswith(":") for event in kit.sse(response))
+
+
+@pytest.mark.parametrize("last", [Failed("device lost"), Finished(FinishReason.CANCELLED, 2, 0.1, 0.1)])
+def test_a_failure_after_the_start_is_an_event_and_the_end(kit: Any, last: Any) -> None:
+    def play(_request: GenerationRequest, sink: EventSink, _cancel: Any) -> None:
+        sink(kit.report)
+        sink(TokenEvent(ord("a")))
+        sink(last)
+
+    kit.backend.script = play
+    caller = kit.caller()
+    response = caller.chat(stream=True)
+    events = kit.sse(response)
+    assert response.status_code == 200
+    assert text(events) == "a"
+    failed = isinstance(last, Failed)
+    assert events[-1] == {
+        "error": {
+            "message": "device lost" if failed else "The server stopped this generation.",
+            "type": "server_error",
+            "param": None,
+            "code": "generation_failed" if failed else "cancelled",
+        }
+    }
+    assert "[DONE]" not in events
+    kit.backend.script = kit.saying("fine")
+    assert text(kit.sse(caller.chat(stream=True))) == "fine"
+
+
+def test_an_internal_failure_after_the_start_is_an_event_without_details(
+    kit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(token_id: int) -> bytes:
+        # The letter "H", 72, gives a text that no line of source holds.
+        raise LookupError(f"of {token_id * 2} letters")
+
+    kit.backend.tokenizer.token_bytes = break_down
+    events = kit.sse(kit.caller().chat(stream=True))
+    assert events[-1]["error"]["code"] == "internal_error"
+    assert "of 144" not in str(events)
+    assert "request_failed error=LookupError" in caplog.text
+    assert "of 144" not in caplog.text
+    # The engine is told, since nobody reads its events any more.
+    assert kit.backend.cancels[0].asked.is_set()
