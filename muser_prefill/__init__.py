@@ -1,0 +1,1 @@
+"""The producer: prefills prompts with torch and streams their KV planes."""

@@ -1,0 +1,119 @@
+"""`muser-prefill`: the producer's command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+import torch
+
+from muser_prefill.config import PrefillConfig, add_arguments, from_arguments
+from muser_prefill.decoder import TorchDecoder
+from muser_prefill.engine.scheduler import Scheduler
+from muser_prefill.errors import PrefillError
+from muser_prefill.numerics import compute_dtype
+from muser_prefill.service import ProducerFacts, ProducerService
+from muser_wire.auth import NodeKey
+from muser_wire.errors import WireError
+from muser_wire.geometry import Geometry
+from muser_wire.home import muser_home
+from muser_wire.messages import ID_NBYTES
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.identity import node_identities
+from muser_wire.model.tokenizer import load_tokenizer
+from muser_wire.numerics import Lane
+from muser_wire.process import configure_logging, stop_on_signals, write_ready_file
+from muser_wire.trace import configure_trace
+from muser_wire.transport.grpc import GrpcServer
+from muser_wire.transport.malloc import raise_malloc_thresholds
+
+EXIT_USAGE = 2
+STOP_S = 5.0
+"""How long the compute thread may take to end after the last stream has."""
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="muser-prefill", description="Muser's producer: prefills and streams KV")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_arguments(commands.add_parser("serve", help="serve one model until SIGTERM"))
+    config = from_arguments(parser.parse_args(argv))
+    configure_logging(config.log_level)
+    try:
+        serve(config)
+    except (WireError, PrefillError) as error:
+        print(f"muser-prefill: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return 0
+
+
+def serve(config: PrefillConfig) -> None:
+    """Bind, load, admit kernels, serve until a signal, drain.
+
+    The ports are bound first: what cannot work is refused before minutes of loading.
+    """
+    stop = stop_on_signals()
+    raise_malloc_thresholds()
+    if config.trace is not None:
+        configure_trace(config.trace)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    server = GrpcServer(config.host, config.control_port, config.data_port)
+    service, scheduler = build(config, server.data_port)
+    scheduler.start()
+    server.start(service)
+    server.set_serving(True)
+    _log.info("serving host=%s control_port=%d data_port=%d", config.host, server.control_port, server.data_port)
+    if config.ready_file is not None:
+        write_ready_file(config.ready_file, {"control_port": server.control_port, "data_port": server.data_port})
+    stop.wait()
+    _log.info("draining seconds=%.0f", config.drain_s)
+    service.drain()
+    server.set_serving(False)
+    server.stop(config.drain_s)
+    scheduler.stop(STOP_S)
+    _log.info("stopped")
+
+
+def build(config: PrefillConfig, data_port: int) -> tuple[ProducerService, Scheduler]:
+    """Return the service of a configuration and the scheduler that it uses, which is not started yet."""
+    device = torch.device(_device_name(config.device))
+    checkpoint = open_checkpoint(config.model)
+    tokenizer = load_tokenizer(config.model)
+    identities = node_identities(
+        checkpoint, tokenizer, element=config.kv_element, lane=Lane.NATIVE, chunk_tokens=config.chunk_tokens
+    )
+    decoder = TorchDecoder(checkpoint, dtype=compute_dtype(config.dtype), kv_element=config.kv_element, device=device)
+    _log.info(
+        "loaded model=%s encoding=%s dtype=%s device=%s kernels=%s",
+        config.model.name,
+        checkpoint.encoding,
+        config.dtype,
+        device,
+        ",".join(decoder.admitted),
+    )
+    facts = ProducerFacts(
+        spec=checkpoint.spec,
+        identities=identities,
+        geometry=Geometry.of(checkpoint.spec, config.kv_element),
+        kernels=decoder.admitted,
+        data_port=data_port,
+        incarnation=os.urandom(ID_NBYTES),
+    )
+    node_key = NodeKey.load_or_create(muser_home() / "keys" / "prefill.ed25519")
+    scheduler = Scheduler(decoder, config.chunk_tokens, config.max_waiting)
+    return ProducerService(facts, node_key, scheduler), scheduler
+
+
+def _device_name(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The engine: one thread that computes, and the caches it fills."""

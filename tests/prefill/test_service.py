@@ -1,0 +1,177 @@
+"""What the producer accepts and refuses, before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from muser_prefill.decoder import TorchDecoder
+from muser_prefill.engine.scheduler import PrefillJob, Scheduler
+from muser_prefill.export import SegmentQueue
+from muser_prefill.service import ProducerFacts, ProducerService
+from muser_wire import messages as m
+from muser_wire.auth import NodeKey
+from muser_wire.errors import RemoteProtocolError
+from muser_wire.framing import parse_frame
+from muser_wire.geometry import ElementType, Geometry
+from muser_wire.identities import digest_of
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.identity import node_identities
+from muser_wire.model.tokenizer import load_tokenizer
+from muser_wire.numerics import Lane
+from muser_wire.schedule import ScheduleRequest, WindowPolicy, build_schedule
+from muser_wire.transport.memory import MemoryCall
+
+CHUNK_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def service(tiny_llama: Path) -> Iterator[ProducerService]:
+    checkpoint = open_checkpoint(tiny_llama)
+    decoder = TorchDecoder(checkpoint, dtype=torch.float32, kv_element=ElementType.F16, device=torch.device("cpu"))
+    scheduler = Scheduler(decoder, CHUNK_TOKENS, max_waiting=1)
+    scheduler.start()
+    facts = ProducerFacts(
+        spec=checkpoint.spec,
+        identities=node_identities(
+            checkpoint,
+            load_tokenizer(tiny_llama),
+            element=ElementType.F16,
+            lane=Lane.NATIVE,
+            chunk_tokens=CHUNK_TOKENS,
+        ),
+        geometry=Geometry.of(checkpoint.spec, ElementType.F16),
+        kernels=decoder.admitted,
+        data_port=4951,
+        incarnation=os.urandom(16),
+    )
+    yield ProducerService(facts, NodeKey(Ed25519PrivateKey.generate()), scheduler)
+    scheduler.stop(10.0)
+
+
+def described(service: ProducerService) -> m.Description:
+    return m.decode_description(service.describe(m.encode_describe_request()))
+
+
+def request_to(service: ProducerService, **changes: Any) -> m.HandoffRequest:
+    description = described(service)
+    request = m.HandoffRequest(
+        handoff_id=os.urandom(16),
+        expected=description.identities,
+        incarnation=description.incarnation,
+        token_ids=np.arange(100, dtype=np.uint32),
+        held_tokens=0,
+        policy=WindowPolicy.ROLLING,
+        secret=os.urandom(32),
+        allow_unqualified=False,
+    )
+    return dataclasses.replace(request, **changes)
+
+
+def opened(service: ProducerService, request: m.HandoffRequest) -> m.Acceptance | m.Refusal:
+    return m.decode_open_answer(service.open(m.encode_handoff_request(request)))
+
+
+def streamed(service: ProducerService, ticket: bytes) -> list[m.FrameKind]:
+    frames = service.stream(m.encode_stream_request(ticket), MemoryCall())
+    return [parse_frame(raw).kind for raw in frames]
+
+
+def test_it_describes_what_it_is(service: ProducerService) -> None:
+    description = described(service)
+    assert description.data_port == 4951
+    assert description.max_prompt_tokens == 2048
+    assert digest_of(b"muser spec 1", description.spec_json) == description.identities.spec_digest
+    assert "attention.chunked" in description.kernels
+
+
+def test_an_accepted_handoff_streams_begin_segments_and_seal(service: ProducerService) -> None:
+    request = request_to(service)
+    answer = opened(service, request)
+    assert isinstance(answer, m.Acceptance)
+    schedule = build_schedule(ScheduleRequest(service._facts.geometry, 100, 0, CHUNK_TOKENS, WindowPolicy.ROLLING))
+    assert answer.schedule_digest == schedule.digest
+    assert answer.predicted_chunk_ns > 0
+    kinds = streamed(service, answer.ticket)
+    assert kinds == [m.FrameKind.BEGIN, *[m.FrameKind.SEGMENT] * len(schedule.segments), m.FrameKind.SEAL]
+    with pytest.raises(RemoteProtocolError, match="already used"):
+        streamed(service, answer.ticket)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "text"),
+    [
+        ({"incarnation": b"x" * 16}, "stale_incarnation", "restarted"),
+        (
+            {"token_ids": np.zeros(2049, dtype=np.uint32)},
+            "prompt_too_long",
+            "the prompt has 2049 tokens, the model takes 2048",
+        ),
+        ({"token_ids": np.array([1, 512], dtype=np.uint32)}, "bad_token", "512 is outside the vocabulary of 512"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    service: ProducerService, changes: dict[str, Any], code: str, text: str
+) -> None:
+    answer = opened(service, request_to(service, **changes))
+    assert isinstance(answer, m.Refusal)
+    assert answer.code == code
+    assert text in answer.message
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["spec_digest", "tokenizer_digest", "kv_layout", "lane", "numerics_digest", "chunk_tokens", "weights_digest"],
+)
+def test_every_identity_that_differs_is_refused_by_name(service: ProducerService, field: str) -> None:
+    ours = described(service).identities
+    value: object = {str: "other", int: 31, bytes: b"x" * 32}[type(getattr(ours, field))]
+    expected = dataclasses.replace(ours, **{field: value})
+    answer = opened(service, request_to(service, expected=expected))
+    assert isinstance(answer, m.Refusal)
+    assert answer.code == "identity_mismatch"
+    assert answer.message.startswith(f"{field} differs: ")
+    waived = opened(service, request_to(service, expected=expected, allow_unqualified=True))
+    assert isinstance(waived, m.Acceptance) == (field == "weights_digest")
+
+
+def test_a_busy_producer_refuses_and_recovers(service: ProducerService) -> None:
+    schedule = build_schedule(ScheduleRequest(service._facts.geometry, 101, 0, CHUNK_TOKENS, WindowPolicy.ROLLING))
+    jobs = [PrefillJob(b"h" * 16, list(range(100)), schedule, SegmentQueue(1)) for _ in range(2)]
+    for job in jobs:
+        service._scheduler.submit(job)
+    answer = opened(service, request_to(service))
+    assert isinstance(answer, m.Refusal)
+    assert answer.code == "busy"
+    for job in jobs:
+        list(job.segments())
+    late = opened(service, request_to(service))
+    assert isinstance(late, m.Acceptance)
+
+
+def test_a_ticket_redeemed_when_the_queue_is_full_ends_with_an_abort(service: ProducerService) -> None:
+    answer = opened(service, request_to(service))
+    assert isinstance(answer, m.Acceptance)
+    schedule = build_schedule(ScheduleRequest(service._facts.geometry, 101, 0, CHUNK_TOKENS, WindowPolicy.ROLLING))
+    jobs = [PrefillJob(b"h" * 16, list(range(100)), schedule, SegmentQueue(1)) for _ in range(2)]
+    for job in jobs:
+        service._scheduler.submit(job)
+    assert streamed(service, answer.ticket) == [m.FrameKind.ABORT]
+    for job in jobs:
+        list(job.segments())
+
+
+def test_malformed_calls_are_the_peers_fault(service: ProducerService) -> None:
+    for call in (service.describe, service.open):
+        with pytest.raises(RemoteProtocolError):
+            call(b"\xff\xff")
+    with pytest.raises(RemoteProtocolError):
+        list(service.stream(b"", MemoryCall()))
