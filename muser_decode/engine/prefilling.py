@@ -1,0 +1,129 @@
+"""The first half of a generation: filling its cache, from a source, from this node, or from both."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from muser_decode.decoder import MlxDecoder
+from muser_decode.engine.cache import KVCache
+from muser_decode.engine.request import EventSink, GenerationRequest, PrefillProgress, Route, RouteReport
+from muser_decode.engine.source import KVSource, SourceDone, SourceFailed, StagedChunk
+from muser_decode.engine.staging import Staging
+from muser_decode.errors import StagedChunkInvalid
+from muser_wire.trace import now_ns, span
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the engine's thread lends to every generation."""
+
+    decoder: MlxDecoder
+    staging: Staging
+    chunk_tokens: int
+
+
+class Prefilling:
+    """Brings positions [0, prompt length - 1) into a cache.
+
+    The last prompt token is left to the first decode step, so that every sampled token comes from this
+    node's own logits. When a source fails, its installed chunks stay and local prefill goes on after them.
+    `reason` says why there is no source, if there is none.
+    """
+
+    def __init__(
+        self, workshop: Workshop, request: GenerationRequest, sink: EventSink, source: KVSource | None, reason: str
+    ) -> None:
+        self._workshop, self._request, self._sink, self._reason = workshop, request, sink, reason
+        self._began_s = time.monotonic()
+        self._tokens = len(request.prompt_ids) - 1
+        self._remote_tokens = 0
+        self._ending: SourceDone | SourceFailed | None = None
+        self.cache: KVCache = workshop.decoder.new_cache()
+        self.cache.reserve(len(request.prompt_ids))
+        self._source = source
+        if source is not None and self._tokens > 0:
+            source.begin(workshop.staging.pool)
+        else:
+            self.abandon()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the cache is full and, after a handoff, its seal verified."""
+        return self._source is None and self.cache.length == self._tokens
+
+    def advance(self) -> bool:
+        """Install one staged chunk or prefill one here. Returns False when the source has nothing new."""
+        if self._source is None:
+            self._prefill_here()
+            return True
+        news = self._source.poll()
+        if isinstance(news, StagedChunk):
+            self._install(news)
+        elif news is not None:
+            self._end_handoff(news)
+        return news is not None
+
+    def abandon(self) -> None:
+        """Cancel a handoff that still runs."""
+        source, self._source = self._source, None
+        if source is not None:
+            source.cancel()
+
+    def _prefill_here(self) -> None:
+        """Prefill up to the next boundary of the grid anchored at 0, wherever the cache ends."""
+        length, grid = self.cache.length, self._workshop.chunk_tokens
+        stop = min(self._tokens, (length // grid + 1) * grid)
+        self._workshop.decoder.prefill_chunk(self._request.prompt_ids[length:stop], self.cache)
+        self._report_progress()
+
+    def _install(self, chunk: StagedChunk) -> None:
+        staging = self._workshop.staging
+        started_ns = now_ns()
+        try:
+            staging.install(chunk, self.cache, self._tokens)
+        except StagedChunkInvalid as error:
+            self.abandon()
+            self._go_on_here(str(error))
+            return
+        finally:
+            staging.pool.release(chunk.slot)
+        span("commit", chunk.start // self._workshop.chunk_tokens, started_ns)
+        self._remote_tokens = self.cache.length
+        self._report_progress()
+
+    def _end_handoff(self, ending: SourceDone | SourceFailed) -> None:
+        self._source, self._ending = None, ending
+        if isinstance(ending, SourceFailed):
+            self._go_on_here(ending.reason)
+        elif not self.complete:
+            self._go_on_here(f"handoff ended at {self.cache.length} of {self._tokens} tokens")
+
+    def _go_on_here(self, reason: str) -> None:
+        self._reason = reason
+        log.warning("handoff_lost request=%s tokens=%d reason=%s", self._request.request_id, self.cache.length, reason)
+
+    def _report_progress(self) -> None:
+        self._sink(PrefillProgress(self.cache.length, self._tokens))
+
+    def report(self) -> RouteReport:
+        """Return how a complete cache came to be."""
+        local_tokens = self._tokens - self._remote_tokens
+        ending = self._ending
+        # Only a seal completes a handoff: without one, even a cache full of verified chunks was salvaged.
+        whole = isinstance(ending, SourceDone) and not local_tokens
+        shared = Route.REMOTE if whole else Route.SALVAGED
+        return RouteReport(
+            route=shared if self._remote_tokens else Route.LOCAL,
+            reason=self._reason,
+            prefill_s=time.monotonic() - self._began_s,
+            wire_s=ending.wire_s if ending else 0.0,
+            remote_tokens=self._remote_tokens,
+            local_tokens=local_tokens,
+            segments_verified=ending.segments_verified if ending else 0,
+            payload_nbytes=ending.payload_nbytes if ending else 0,
+            handoff_id=ending.handoff_id if ending else "",
+        )

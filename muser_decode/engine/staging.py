@@ -1,0 +1,79 @@
+"""The engine's side of staging: mlx buffers that other threads fill, and their installation into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from muser_decode.engine.cache import KVCache
+from muser_decode.engine.source import Piece, SlotPool, StagedChunk, StagingSlot
+from muser_decode.errors import StagedChunkInvalid
+from muser_decode.numerics import KV_DTYPES
+from muser_wire.geometry import Geometry
+
+
+class Staging:
+    """Preallocated buffers behind a `SlotPool`. Made on, and read by, the engine's thread alone."""
+
+    def __init__(self, geometry: Geometry, slots: int, slot_nbytes: int, wake: Callable[[], None]) -> None:
+        self._geometry = geometry
+        elements = -(-slot_nbytes // geometry.element.nbytes)
+        self._buffers = [mx.zeros((elements,), mx.uint16) for _ in range(slots)]
+        mx.eval(self._buffers)
+        # memoryview() asks mlx, so it is done here; afterwards writers touch plain memory. Its stub hides the buffer.
+        memory = [memoryview(buffer).cast("B") for buffer in self._buffers]  # type: ignore[arg-type]
+        self.pool = SlotPool((StagingSlot(index, view) for index, view in enumerate(memory)), wake)
+
+    def install(self, chunk: StagedChunk, cache: KVCache, tokens: int) -> None:
+        """Write a chunk into a cache that wants positions [cache.length, tokens), and commit it.
+
+        The slot is read completely when this returns, so it may be filled again.
+
+        Raises:
+            StagedChunkInvalid: the chunk does not continue the cache or does not cover it; nothing was written.
+        """
+        check_chunk(chunk, self._geometry, cache.length, tokens)
+        buffer = self._buffers[chunk.slot.index]
+        for piece in chunk.pieces:
+            k, v = self._plane(buffer, piece, piece.k_offset_nbytes), self._plane(buffer, piece, piece.v_offset_nbytes)
+            cache.install(piece.layer, piece.start, k, v)
+        mx.eval(cache.arrays)
+        cache.commit(chunk.stop)
+
+    def _plane(self, buffer: mx.array, piece: Piece, offset_nbytes: int) -> mx.array:
+        """Return a view of one plane in the slot, `[tokens, kv_heads, head_dim]` in the KV element type."""
+        geometry, tokens = self._geometry, piece.stop - piece.start
+        start = offset_nbytes // geometry.element.nbytes
+        bits = buffer[start : start + tokens * geometry.kv_heads * geometry.head_dim]
+        return bits.view(KV_DTYPES[geometry.element]).reshape(tokens, geometry.kv_heads, geometry.head_dim)
+
+
+def check_chunk(chunk: StagedChunk, geometry: Geometry, length: int, tokens: int) -> None:
+    """Check that a chunk starts at `length`, ends within `tokens`, and covers each layer once from inside its slot.
+
+    Raises:
+        StagedChunkInvalid: it does not; the message names the first difference.
+    """
+    if chunk.start != length:
+        raise StagedChunkInvalid(f"staged chunk starts at {chunk.start}, the cache ends at {length}")
+    if not chunk.start < chunk.stop <= tokens:
+        raise StagedChunkInvalid(f"staged chunk ends at {chunk.stop}, the prompt at {tokens}")
+    ends = [chunk.start] * len(geometry.windows)
+    for piece in chunk.pieces:
+        _check_piece(piece, chunk, geometry)
+        if piece.start != ends[piece.layer]:
+            raise StagedChunkInvalid(f"layer {piece.layer} goes on at {piece.start}, expected {ends[piece.layer]}")
+        ends[piece.layer] = piece.stop
+    for layer, end in enumerate(ends):
+        if end != chunk.stop:
+            raise StagedChunkInvalid(f"layer {layer} ends at {end}, the chunk at {chunk.stop}")
+
+
+def _check_piece(piece: Piece, chunk: StagedChunk, geometry: Geometry) -> None:
+    """Check that a piece names a layer and lies within its chunk and its slot."""
+    nbytes = (piece.stop - piece.start) * geometry.plane_token_nbytes
+    offsets = (piece.k_offset_nbytes, piece.v_offset_nbytes)
+    fits = all(0 <= offset <= len(chunk.slot.memory) - nbytes and offset % 2 == 0 for offset in offsets)
+    if not (0 <= piece.layer < len(geometry.windows) and piece.start < piece.stop <= chunk.stop and fits):
+        raise StagedChunkInvalid(f"piece {piece} lies outside its chunk or slot")

@@ -1,0 +1,228 @@
+"""Ingest: one remote handoff as a KV source. Verifies each segment into a staging slot, posts whole chunks.
+
+Its thread decrypts straight into the slot's memory and calls no mlx. A chunk is posted once its last
+segment is verified; only a verified seal ends the handoff well. A watch ends it when the producer
+stops making progress.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from muser_decode.client import OpenedHandoff, ProducerClient
+from muser_decode.engine.source import Piece, SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
+from muser_wire.errors import GeometryError, ProgressTimeout, TransportError, WireError
+from muser_wire.handoff import SegmentVerified
+from muser_wire.schedule import Schedule, Segment
+from muser_wire.session import ProgressWatch
+from muser_wire.trace import now_ns, span
+
+WATCH_S = 0.1
+"""How often, in seconds, the progress watch and a wait for a slot look up."""
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteSource:
+    """See `muser_decode.engine.source.KVSource`: the engine's thread calls, a thread of its own receives."""
+
+    def __init__(self, client: ProducerClient, prompt_ids: Sequence[int]) -> None:
+        self._client = client
+        self._prompt_ids = prompt_ids
+        self._lock = threading.Lock()
+        self._posted: deque[StagedChunk | SourceDone | SourceFailed] = deque()
+        self._cancelled = threading.Event()
+        self._receiver: _Receiver | None = None
+
+    def begin(self, slots: SlotPool) -> None:
+        """See `KVSource`."""
+        threading.Thread(target=self._run, args=(slots,), name="ingest", daemon=True).start()
+
+    def poll(self) -> StagedChunk | SourceDone | SourceFailed | None:
+        """See `KVSource`."""
+        with self._lock:
+            return self._posted.popleft() if self._posted else None
+
+    def cancel(self) -> None:
+        """See `KVSource`; slots that were never polled are released by the receiving thread."""
+        self._cancelled.set()
+        with self._lock:
+            receiver = self._receiver
+        if receiver is not None:
+            receiver.cancel()
+
+    def _run(self, slots: SlotPool) -> None:
+        receiver: _Receiver | None = None
+        started = time.monotonic()
+        try:
+            opened = self._client.open(self._prompt_ids)
+            receiver = _Receiver(opened, slots, self._cancelled)
+            with self._lock:
+                self._receiver = receiver
+            if self._cancelled.is_set():
+                receiver.cancel()
+            for chunk in receiver.chunks():
+                self._post(slots, chunk)
+            self._post(slots, receiver.done())
+        except WireError as error:
+            self._fail(slots, receiver, f"{error.code}: {error}")
+        except Exception as error:  # outermost: whatever broke, the engine must hear of it and go on locally
+            _log.exception("ingest_failed")
+            self._fail(slots, receiver, f"internal: {type(error).__name__}")
+        finally:
+            _log.info("ingest_ended seconds=%.3f cancelled=%s", time.monotonic() - started, self._cancelled.is_set())
+            self._release_unpolled(slots)
+
+    def _fail(self, slots: SlotPool, receiver: _Receiver | None, reason: str) -> None:
+        failed = SourceFailed(reason, 0.0, 0, 0, "") if receiver is None else receiver.failed(reason)
+        if not self._cancelled.is_set():
+            _log.warning("handoff_failed handoff=%s reason=%s", failed.handoff_id, reason)
+        self._post(slots, failed)
+
+    def _post(self, slots: SlotPool, item: StagedChunk | SourceDone | SourceFailed) -> None:
+        with self._lock:
+            self._posted.append(item)
+        slots.wake()
+
+    def _release_unpolled(self, slots: SlotPool) -> None:
+        """After a cancel nobody polls: give back the slots of chunks that wait."""
+        if not self._cancelled.is_set():
+            return
+        with self._lock:
+            unpolled, self._posted = self._posted, deque()
+        for item in unpolled:
+            if isinstance(item, StagedChunk):
+                slots.release(item.slot)
+
+
+class _Receiver:
+    """Reads one opened handoff to its end, on the ingest thread."""
+
+    def __init__(self, opened: OpenedHandoff, slots: SlotPool, cancelled: threading.Event) -> None:
+        self._opened = opened
+        self._slots = slots
+        self._cancelled = cancelled
+        self._watch = ProgressWatch(opened.predicted_chunk_s, time.monotonic())
+        self._stalled: ProgressTimeout | None = None
+        self._ended = threading.Event()
+        self._staging = _Staging(opened.schedule, self._wait_for_slot)
+        self._first_frame_s = self._last_frame_s = time.monotonic()
+        self._segments = 0
+        self._payload_nbytes = 0
+
+    def cancel(self) -> None:
+        """End the stream from another thread."""
+        self._opened.stream.cancel()
+
+    def chunks(self) -> Iterator[StagedChunk]:
+        """Yield each chunk when its last segment is verified; return after a verified seal and the stream's end.
+
+        Raises:
+            WireError: the handoff broke; chunks already yielded stay valid.
+        """
+        threading.Thread(target=self._watch_progress, name="ingest-watch", daemon=True).start()
+        try:
+            yield from self._receive()
+        except TransportError as error:
+            raise self._stalled or error from error
+        finally:
+            self._ended.set()
+            self._opened.stream.cancel()
+            abandoned = self._staging.abandon()
+            if abandoned is not None:
+                self._slots.release(abandoned)
+
+    def done(self) -> SourceDone:
+        """Return the report of a handoff that ended well."""
+        return SourceDone(self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id())
+
+    def failed(self, reason: str) -> SourceFailed:
+        """Return the report of a handoff that broke."""
+        return SourceFailed(reason, self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id())
+
+    def _receive(self) -> Iterator[StagedChunk]:
+        handoff = self._opened.handoff
+        first = True
+        for raw in self._opened.stream:
+            self._last_frame_s = time.monotonic()
+            if first:
+                self._first_frame_s, first = self._last_frame_s, False
+            started_ns = now_ns()
+            event = handoff.receive(raw, self._staging.destination)
+            self._watch.progress(time.monotonic())
+            if isinstance(event, SegmentVerified):
+                span("verify", event.segment.index, started_ns)
+                self._segments += 1
+                self._payload_nbytes += event.segment.nbytes
+                chunk = self._staging.verified(event.segment)
+                if chunk is not None:
+                    yield chunk
+        handoff.end_of_input()
+
+    def _wait_for_slot(self) -> StagingSlot:
+        """Return a free slot. While this side waits for its own engine, the producer is not to blame."""
+        while not self._cancelled.is_set() and not self._ended.is_set():
+            slot = self._slots.acquire(WATCH_S)
+            self._watch.progress(time.monotonic())
+            if slot is not None:
+                return slot
+        raise TransportError("the handoff was cancelled while it waited for memory")
+
+    def _watch_progress(self) -> None:
+        while not self._ended.wait(WATCH_S):
+            try:
+                self._watch.check(time.monotonic())
+            except ProgressTimeout as error:
+                self._stalled = error
+                self._opened.stream.cancel()
+                return
+
+    def _wire_s(self) -> float:
+        return self._last_frame_s - self._first_frame_s
+
+    def _handoff_id(self) -> str:
+        return self._opened.handoff.handoff_id.hex()
+
+
+class _Staging:
+    """The chunk that is being filled: its slot, and where each segment lies in it."""
+
+    def __init__(self, schedule: Schedule, new_slot: Callable[[], StagingSlot]) -> None:
+        self._chunks = {chunk.index: chunk for chunk in schedule.chunks}
+        self._new_slot = new_slot
+        self._slot: StagingSlot | None = None
+        self._filled_nbytes = 0
+        self._pieces: list[Piece] = []
+
+    def destination(self, segment: Segment) -> memoryview:
+        """Return the memory for a segment's payload; the first of a chunk waits for a slot."""
+        if self._slot is None:
+            chunk = self._chunks[segment.chunk_index]
+            slot = self._new_slot()
+            self._slot = slot
+            if chunk.nbytes > len(slot.memory):
+                raise GeometryError(f"a chunk of {chunk.nbytes} bytes does not fit a slot of {len(slot.memory)}")
+        return self._slot.memory[self._filled_nbytes : self._filled_nbytes + segment.nbytes]
+
+    def verified(self, segment: Segment) -> StagedChunk | None:
+        """Note a verified segment; return its chunk when it was the last one."""
+        base = self._filled_nbytes
+        self._pieces += [
+            Piece(s.layer, s.start, s.stop, base + s.offset, base + s.offset + s.nbytes // 2) for s in segment.slices
+        ]
+        self._filled_nbytes += segment.nbytes
+        chunk = self._chunks[segment.chunk_index]
+        if segment.index != chunk.segments[-1].index or self._slot is None:
+            return None
+        staged = StagedChunk(chunk.start, chunk.stop, self._slot, tuple(self._pieces))
+        self._slot, self._filled_nbytes, self._pieces = None, 0, []
+        return staged
+
+    def abandon(self) -> StagingSlot | None:
+        """Return the slot of a chunk that never became whole, if there is one."""
+        slot, self._slot = self._slot, None
+        return slot

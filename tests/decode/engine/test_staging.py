@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from muser_decode.engine.cache import KVCache
+from muser_decode.engine.source import Piece, StagedChunk, StagingSlot
+from muser_decode.engine.staging import Staging, check_chunk
+from muser_decode.errors import StagedChunkInvalid
+from muser_wire.geometry import ElementType, Geometry
+from muser_wire.model.spec import LayerSpec, ModelSpec
+
+KV_HEADS, DIM, LAYERS = 2, 16, 3
+SPEC = ModelSpec(
+    family="llama",
+    layers=(LayerSpec(None, None),) * LAYERS,
+    hidden_size=32,
+    ffn_size=32,
+    heads=4,
+    kv_heads=KV_HEADS,
+    head_dim=DIM,
+    vocab_size=64,
+    max_positions=4_096,
+    norm_eps=1e-5,
+    tied_embeddings=False,
+    attention_scale=0.25,
+)
+TOKEN_NBYTES = KV_HEADS * DIM * 2
+CHUNK = 32
+SLOT_NBYTES = LAYERS * 2 * CHUNK * TOKEN_NBYTES
+NUMPY = {ElementType.F16: np.float16, ElementType.BF16: np.uint16}
+
+
+def pieces(start: int, stop: int) -> tuple[Piece, ...]:
+    """Layer by layer, keys before values, each layer cut in two where it can be: as segments arrive."""
+    cut = start + max(1, (stop - start) // 3)
+    out, offset = [], 0
+    for layer in range(LAYERS):
+        for a, b in ((start, cut), (cut, stop)):
+            if a < b:
+                nbytes = (b - a) * TOKEN_NBYTES
+                out.append(Piece(layer, a, b, offset, offset + nbytes))
+                offset += 2 * nbytes
+    return tuple(out)
+
+
+def bits(random: np.random.Generator, tokens: int) -> np.ndarray:
+    """Random finite numbers as their 16 bits."""
+    values = random.integers(0, 1 << 16, (tokens, KV_HEADS, DIM), dtype=np.uint16)
+    return values & np.uint16(0xBBFF) if tokens else values
+
+
+def fill(slot: StagingSlot, layout: tuple[Piece, ...], planes: list[tuple[np.ndarray, np.ndarray]], base: int) -> None:
+    for piece in layout:
+        for plane, offset in zip(planes[piece.layer], (piece.k_offset_nbytes, piece.v_offset_nbytes), strict=True):
+            data = plane[piece.start - base : piece.stop - base].tobytes()
+            slot.memory[offset : offset + len(data)] = data
+
+
+def as_bits(x: mx.array) -> np.ndarray:
+    return np.array(mx.contiguous(x).view(mx.uint16))
+
+
+@pytest.mark.parametrize("element", list(ElementType))
+def test_planes_written_by_another_thread_are_installed_exactly(element: ElementType) -> None:
+    """Slots are refilled with other bytes as soon as they are free; no installed plane may change afterwards."""
+    chunks = 30
+    staging = Staging(Geometry.of(SPEC, element), slots=2, slot_nbytes=SLOT_NBYTES, wake=lambda: None)
+    cache = KVCache(SPEC, mx.float32, element)
+    random = np.random.default_rng(5)
+    planes = [[(bits(random, CHUNK), bits(random, CHUNK)) for _ in range(LAYERS)] for _ in range(chunks)]
+    staged: list[StagedChunk] = []
+    ready = threading.Semaphore(0)
+
+    def write() -> None:
+        for index in range(chunks):
+            slot = staging.pool.acquire(10.0)
+            slot.memory[:] = b"\xee" * len(slot.memory)
+            layout = pieces(index * CHUNK, (index + 1) * CHUNK)
+            fill(slot, layout, planes[index], index * CHUNK)
+            staged.append(StagedChunk(index * CHUNK, (index + 1) * CHUNK, slot, layout))
+            ready.release()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for index in range(chunks):
+        assert ready.acquire(timeout=10.0)
+        staging.install(staged[index], cache, chunks * CHUNK)
+        staging.pool.release(staged[index].slot)
+    writer.join()
+    for index, layers in enumerate(planes):
+        for layer, (k, v) in enumerate(layers):
+            ours = cache.planes(layer, index * CHUNK, (index + 1) * CHUNK)
+            np.testing.assert_array_equal(as_bits(ours[0]), k)
+            np.testing.assert_array_equal(as_bits(ours[1]), v)
+
+
+def test_a_slot_is_flat_writable_bytes_of_at_least_the_size_asked() -> None:
+    staging = Staging(Geometry.of(SPEC, ElementType.F16), slots=3, slot_nbytes=101, wake=lambda: None)
+    memory = staging.pool.acquire(0.0).memory
+    assert (memory.format, memory.ndim, memory.readonly, len(memory)) == ("B", 1, False, 102)
+
+
+GEOMETRY = Geometry.of(SPEC, ElementType.F16)
+
+
+def good_chunk(start: int = 64, stop: int = 80) -> StagedChunk:
+    return StagedChunk(start, stop, StagingSlot(0, memoryview(bytearray(SLOT_NBYTES))), pieces(start, stop))
+
+
+def with_piece(chunk: StagedChunk, index: int, **changes: int) -> StagedChunk:
+    changed = list(chunk.pieces)
+    changed[index] = replace(changed[index], **changes)
+    return replace(chunk, pieces=tuple(changed))
+
+
+def test_a_chunk_that_continues_the_cache_is_taken() -> None:
+    check_chunk(good_chunk(), GEOMETRY, length=64, tokens=100)
+    check_chunk(good_chunk(64, 65), GEOMETRY, length=64, tokens=65)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (good_chunk(32, 48), "starts at 32, the cache ends at 64"),
+        (good_chunk(65, 80), "starts at 65, the cache ends at 64"),
+        (good_chunk(64, 101), "ends at 101, the prompt at 100"),
+        (replace(good_chunk(), stop=64), "ends at 64"),
+        (replace(good_chunk(), pieces=good_chunk().pieces[:-1]), "layer 2 ends at 69, the chunk at 80"),
+        (replace(good_chunk(), pieces=good_chunk().pieces[1:]), "layer 0 goes on at 69, expected 64"),
+        (replace(good_chunk(), pieces=good_chunk().pieces + good_chunk().pieces[:1]), "layer 0 goes on at 64"),
+        (replace(good_chunk(), pieces=()), "layer 0 ends at 64"),
+        (with_piece(good_chunk(), 1, stop=81), "outside"),
+        (with_piece(good_chunk(), 0, layer=3), "outside"),
+        (with_piece(good_chunk(), 0, layer=-1), "outside"),
+        (with_piece(good_chunk(), 0, stop=64), "outside"),
+        (with_piece(good_chunk(), 0, k_offset_nbytes=-2), "outside"),
+        (with_piece(good_chunk(), 0, k_offset_nbytes=1), "outside"),
+        (with_piece(good_chunk(), 0, v_offset_nbytes=SLOT_NBYTES - 5 * TOKEN_NBYTES + 2), "outside"),
+    ],
+)
+def test_a_chunk_that_does_not_is_refused_by_name(chunk: StagedChunk, message: str) -> None:
+    with pytest.raises(StagedChunkInvalid, match=message):
+        check_chunk(chunk, GEOMETRY, length=64, tokens=100)
+
+
+def test_a_refused_chunk_leaves_the_cache_alone() -> None:
+    staging = Staging(GEOMETRY, slots=1, slot_nbytes=SLOT_NBYTES, wake=lambda: None)
+    cache = KVCache(SPEC, mx.float32, ElementType.F16)
+    chunk = StagedChunk(0, 8, staging.pool.acquire(0.0), pieces(0, 8)[:-1])
+    with pytest.raises(StagedChunkInvalid):
+        staging.install(chunk, cache, 100)
+    assert (cache.length, cache.capacity) == (0, 0)
