@@ -33,6 +33,7 @@ def test_geometry_takes_windows_heads_and_element_from_the_spec() -> None:
         max_positions=512,
         norm_eps=1e-5,
         tied_embeddings=False,
+        attention_scale=8**-0.5,
     )
     geometry = Geometry.of(spec, ElementType.BF16)
     assert geometry == Geometry(windows=(64, None), kv_heads=2, head_dim=8, element=ElementType.BF16)
