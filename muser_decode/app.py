@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from muser_decode.api.backend import ChatBackend
 from muser_decode.api.chat import ChatEndpoint
 from muser_decode.api.errors import ApiError, FailureBarrier, answer_api_error, answer_http_error
+from muser_decode.api.hosts import HostGuard
 from muser_decode.api.limits import Limits
 from muser_decode.api.models import ModelEndpoints
 from muser_decode.template import ChatTemplate
@@ -24,6 +25,7 @@ def create_app(backend: ChatBackend, limits: Limits | None = None, chat_template
     chat = ChatEndpoint(backend, ChatTemplate(backend.tokenizer, chat_template), limits or Limits())
     models = ModelEndpoints(backend)
     app = FastAPI(title="Muser", openapi_url=None, redirect_slashes=False)
+    app.add_middleware(HostGuard)
     app.add_middleware(FailureBarrier)
     app.add_exception_handler(ApiError, answer_api_error)
     app.add_exception_handler(HTTPException, answer_http_error)

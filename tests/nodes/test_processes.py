@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_both_nodes(nodes: Pair) -> None:
             body = json.dumps(
                 {"model": "muser", "messages": [{"role": "user", "content": SENTENCE * 20}], "max_tokens": 500}
             ).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
             leaving.sendall(head.encode() + body)
             time.sleep(0.05)
     assert chat(port)[1]["x-muser-route"] == "remote"
