@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 # A gate must give the same verdict twice; examples are derived from the test, and time is pytest-timeout's business.
 hypothesis.settings.register_profile("gate", deadline=None, derandomize=True, database=None)
-hypothesis.settings.load_profile("gate")
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=20_000)
+hypothesis.settings.load_profile(os.environ.get("MUSER_HYPOTHESIS", "gate"))
 
 
 @pytest.fixture(scope="session")

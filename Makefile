@@ -1,0 +1,89 @@
+# The one interface to the project; `make` alone says what there is. Works from anywhere with `make -C PATH`:
+# every path below is relative to this file's folder.
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# What `make demo`, `make serve`, `make test` and `make bench` hand on: `make test ARGS="tests/wire -x"`.
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo serve test check soak fuzz bench proto vectors clean
+
+help:  ## say what the targets do
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv and install everything; does nothing the second time
+
+demo: $(STAMP)  ## ask two nodes one question, stop the producer, ask again
+	@$(PY) -m muser_wire.cli demo $(ARGS)
+
+serve: $(STAMP)  ## run both nodes in the foreground until Ctrl-C
+	@$(PY) -m muser_wire.cli serve $(ARGS)
+
+# One thread each: the tests start several processes, and spinning threads on few cores stall each other.
+test: export OMP_NUM_THREADS = 1
+test: export OPENBLAS_NUM_THREADS = 1
+test: export MKL_NUM_THREADS = 1
+test: $(STAMP)  ## fetch the small test model and run every test
+	@$(PY) -m muser_wire.cli model fetch smollm2
+	@$(PY) -m pytest -q $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, house rules, docs
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest -q tests/test_docs.py tests/test_house.py
+
+soak: $(STAMP)  ## 300 handoffs with random faults, twice
+	@MUSER_SOAK_ROUNDS=300 $(PY) -m pytest -q tests/nodes/test_soak.py $(ARGS)
+
+fuzz: $(STAMP)  ## every property test with many more examples, from a fresh seed
+	@MUSER_HYPOTHESIS=fuzz $(PY) -m pytest -q --timeout 3600 -m "not slow" $(or $(ARGS),tests/wire tests/decode)
+
+bench: $(STAMP)  ## measure against the peers, which go into an environment of their own
+	@$(PY) -m bench $(ARGS)
+
+proto: $(STAMP)  ## write muser_wire/stubs again from proto/
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
+	&& $(PY) -m grpc_tools.protoc -I proto --python_out="$$out" --pyi_out="$$out" proto/muser/v1/*.proto \
+	&& for file in "$$out"/muser/v1/*; do \
+	    sed 's/^from muser\.v1 import/from muser_wire.stubs import/' "$$file" >"muser_wire/stubs/$${file##*/}"; done
+
+vectors: $(STAMP)  ## write the golden handoff of tests/vectors again
+	@$(PY) tests/vectors/generate.py
+
+clean:  ## remove what setup, tests and tools made here; fetched models stay
+	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A command that merely exists may be a shim for a Python that is not there, so each is run before it is chosen.
+define find_python
+for python in python3.11 python3 python3.12 python3.13; do \
+    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+        "$$python" -c 'import ensurepip, venv' 2>/dev/null && break; \
+        echo "muser: $$python cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; \
+    fi; python=; \
+done; \
+if [ -z "$$python" ]; then echo "muser: Python 3.11 or newer is needed and none was found" >&2; exit 1; fi
+endef
+
+# MLX's Linux build links a BLAS without vector code; the decode node loads OpenBLAS before it where that is there.
+# Without it everything still works, slower, so nothing here is fatal.
+define install_blas
+if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "muser: installing libopenblas0-pthread, which speeds up decoding on Linux"; \
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends libopenblas0-pthread; } >/dev/null \
+    || echo "muser: that failed; decoding works, slower. Later: apt-get install libopenblas0-pthread"; \
+else echo "muser: for faster decoding on Linux install OpenBLAS (Debian: libopenblas0-pthread)"; fi
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PY) -m pip --version >/dev/null 2>&1 || { $(find_python); "$$python" -m venv --clear $(VENV); }
+	@$(PY) -m pip install $(if $(wildcard $@),-q) --disable-pip-version-check -c constraints.txt -e ".[prefill,decode,dev]"
+	@$(install_blas)
+	@touch $@
