@@ -83,13 +83,16 @@ class OpenedHandoff:
 
 
 class ProducerClient:
-    """One producer. Methods may be called on any thread."""
+    """One producer. Methods may be called on any thread.
 
-    def __init__(self, channel: Channel, consumer: Consumer) -> None:
+    `node_key` is that of a paired producer; without it the first one shown is kept [2.5].
+    """
+
+    def __init__(self, channel: Channel, consumer: Consumer, node_key: bytes | None = None) -> None:
         self._channel = channel
         self._consumer = consumer
         self._status = ProducerStatus(ProducerState.UNKNOWN, "not asked yet")
-        self._node_key: bytes | None = None
+        self._node_key = node_key
         self._stopped = threading.Event()
         self._monitor = threading.Thread(target=self._watch, name="producer-monitor", daemon=True)
 
@@ -116,13 +119,13 @@ class ProducerClient:
             description = decode_description(self._channel.describe(encode_describe_request(), CALL_TIMEOUT_S))
             self._check(description)
             status = ProducerStatus(ProducerState.READY, "", description)
-        except (IdentityMismatch, RemoteProtocolError) as error:
+        except (IdentityMismatch, RemoteProtocolError, HandoffRefused) as error:
             status = ProducerStatus(ProducerState.REFUSED, str(error))
         except WireError as error:
             status = ProducerStatus(ProducerState.UNREACHABLE, str(error))
         if (status.state, status.reason) != (self._status.state, self._status.reason):
             level = logging.INFO if status.state is ProducerState.READY else logging.WARNING
-            _log.log(level, "producer_%s %s", status.state.value, status.reason)
+            _log.log(level, "producer state=%s reason=%s", status.state.value, status.reason or "-")
         self._status = status
         return status
 

@@ -6,7 +6,7 @@ Everything is lazy until evaluated, and belongs to the thread that made it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 import mlx.core as mx
 
@@ -140,11 +140,20 @@ def swiglu_cpu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Check that this decoder has every layer kind of a model.
+    """Check that this decoder has everything that a model has.
+
+    Fields of a spec that have a default are additions to the plain decoder; here they must be at it.
 
     Raises:
-        ModelNotSupported: a layer slides, or rotates part of a head.
+        ModelNotSupported: a layer slides or rotates part of a head, or the model has an addition.
     """
+    ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+    parts: tuple[ModelSpec | RopeSpec, ...] = (spec, *ropes)
+    for part in parts:
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if field.default is not MISSING and value != field.default:
+                raise ModelNotSupported(f"{type(part).__name__}.{field.name} is {value}: not supported")
     for index, layer in enumerate(spec.layers):
         if layer.window is not None:
             raise ModelNotSupported(f"layer {index} has a window of {layer.window}: sliding layers are not supported")

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 
 import torch
 
@@ -25,15 +26,16 @@ from muser_wire.model.identity import node_identities
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.numerics import Lane
 from muser_wire.process import configure_logging, stop_on_signals, write_ready_file
+from muser_wire.pairing.trust import Trust, producer_trust
 from muser_wire.trace import configure_trace
-from muser_wire.transport.grpc import GrpcServer
+from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcServer
 from muser_wire.transport.malloc import raise_malloc_thresholds
 
 EXIT_USAGE = 2
 STOP_S = 5.0
 """How long the compute thread may take to end after the last stream has."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("muser_prefill")  # __name__ is "__main__" here
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,8 +64,9 @@ def serve(config: PrefillConfig) -> None:
         configure_trace(config.trace)
     if config.threads:
         torch.set_num_threads(config.threads)
-    server = GrpcServer(config.host, config.control_port, config.data_port)
-    service, scheduler = build(config, server.data_port)
+    trust = None if config.host in LOOPBACK_HOSTS else producer_trust(muser_home(), config.host, time.time)
+    server = GrpcServer(config.host, config.control_port, config.data_port, trust)
+    service, scheduler = build(config, server.data_port, trust)
     scheduler.start()
     server.start(service)
     server.set_serving(True)
@@ -79,7 +82,7 @@ def serve(config: PrefillConfig) -> None:
     _log.info("stopped")
 
 
-def build(config: PrefillConfig, data_port: int) -> tuple[ProducerService, Scheduler]:
+def build(config: PrefillConfig, data_port: int, trust: Trust | None = None) -> tuple[ProducerService, Scheduler]:
     """Return the service of a configuration and the scheduler that it uses, which is not started yet."""
     device = torch.device(_device_name(config.device))
     checkpoint = open_checkpoint(config.model)
@@ -106,7 +109,13 @@ def build(config: PrefillConfig, data_port: int) -> tuple[ProducerService, Sched
     )
     node_key = NodeKey.load_or_create(muser_home() / "keys" / "prefill.ed25519")
     scheduler = Scheduler(decoder, config.chunk_tokens, config.max_waiting)
-    return ProducerService(facts, node_key, scheduler), scheduler
+    check_peer = _nobody_to_check if trust is None else trust.check_peer
+    service = ProducerService(facts, node_key, scheduler, max_rate=config.max_rate, check_peer=check_peer)
+    return service, scheduler
+
+
+def _nobody_to_check(fingerprint: str) -> None:
+    """Within one machine there are no peers."""
 
 
 def _device_name(name: str) -> str:

@@ -49,6 +49,8 @@ class Budget:
 BUDGETS: dict[str, Budget] = {
     "attention_f32": Budget(2e-6, "f32 sums in another order, outputs of unit scale"),
     "attention_bf16": Budget(2e-2, "scores and weights rounded to 8 bits, outputs of unit scale"),
+    "linear_f32": Budget(2e-6, "f32 sums in another order, outputs of unit scale"),
+    "linear_bf16": Budget(2e-2, "products rounded to 8 bits, outputs of unit scale"),
     "planes_f32": Budget(2e-5, "f32 against float64, planes of unit scale, tiny models"),
     "planes_f16_kv": Budget(2e-3, "one rounding to 11 bits of planes of unit scale"),
     "planes_bf16": Budget(0.15, "bf16 compute through all layers of a tiny model"),

@@ -18,6 +18,7 @@ WAIT_S = 0.05
 class MemorySource:
     """Stages chunks of `grid` tokens; fails before chunk `fail_at`, or stalls there while `stall` is set.
 
+    It waits `pause_s` before each chunk, and adds `shift` to the positions that it names.
     `planes` holds each layer's keys and values as 16-bit words `[tokens, kv_heads, head_dim]`. `events`
     records what the engine called.
     """
@@ -27,6 +28,7 @@ class MemorySource:
     fail_at: int | None = None
     stall_at: int | None = None
     shift: int = 0
+    pause_s: float = 0.0
     events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class MemorySource:
 
     def _serve(self) -> None:
         for index, start in enumerate(range(0, self.tokens, self.grid)):
+            self.cancelled.wait(self.pause_s)
             if index == self.fail_at:
                 self._say(SourceFailed("producer_lost", 0.5, index, 100 * index, "h1"))
                 break

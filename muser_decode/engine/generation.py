@@ -87,7 +87,6 @@ class Generation:
 
     def _begin_decode(self, prefilling: Prefilling) -> None:
         report = prefilling.report()
-        log.info("prefilled request=%s %s", self.request.request_id, report)
         self._sink(report)
         self._decode_began_s = time.monotonic()
         decoder, request = self._workshop.decoder, self.request
@@ -121,7 +120,7 @@ class Generation:
         if self.ended:
             return
         self.ended = True
-        log.info("ended request=%s tokens=%d last=%s", self.request.request_id, self._generated, last)
+        log.debug("ended request=%s tokens=%d last=%s", self.request.request_id, self._generated, type(last).__name__)
         prefilling, self._prefilling, self._decoding = self._prefilling, None, None
         try:
             if prefilling is not None:

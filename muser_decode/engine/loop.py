@@ -146,7 +146,7 @@ class Engine:
         """Load, serve until told to stop, end what is left."""
         try:
             workshop = self._load()
-        except Exception as error:
+        except Exception as error:  # outermost: `start` raises it on the caller's thread
             self._load_error = error
             self._loaded.set()
             return
@@ -154,7 +154,7 @@ class Engine:
         try:
             while not self._stopping.is_set():
                 self._turn(workshop)
-        except Exception:
+        except Exception:  # outermost loop of the engine's thread
             log.exception("engine_failed")
         finally:
             workshop.staging.pool.close()
@@ -197,7 +197,7 @@ class Engine:
         """Run a unit; an error in it ends this generation alone. Returns whether anything was done."""
         try:
             done = unit()
-        except Exception as error:
+        except Exception as error:  # outermost loop of one generation: the others go on
             log.exception("generation_failed request=%s", generation.request.request_id)
             self._fail(generation, error)
             done = True
@@ -210,7 +210,7 @@ class Engine:
         shown = str(error) if isinstance(error, DecodeError) else type(error).__name__
         try:
             generation.fail(f"the engine failed on this request: {shown}")
-        except Exception:
+        except Exception:  # outermost: a sink that fails must not end the engine
             log.exception("sink_failed request=%s", generation.request.request_id)
 
     def _end_all(self) -> None:

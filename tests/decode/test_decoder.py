@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ from muser_decode.engine.cache import KVCache
 from muser_decode.errors import CacheError, ModelNotSupported
 from muser_wire.geometry import ElementType
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
-from muser_wire.model.spec import LayerSpec, RopeSpec
+from muser_wire.model.spec import LayerSpec, ModelSpec, RopeSpec
 from muser_wire.model.tiny import write_tiny_llama
 from muser_wire.numerics import budget
 
@@ -178,6 +178,20 @@ def test_layer_kinds_that_are_missing_are_named(tiny_llama: Path) -> None:
         check_spec(replace(spec, layers=(LayerSpec(None, rope), LayerSpec(64, rope))))
     with pytest.raises(ModelNotSupported, match="layer 0 rotates 8 of 16"):
         check_spec(replace(spec, layers=(LayerSpec(None, RopeSpec(10_000.0, 8)),)))
+
+
+def test_additions_to_the_plain_decoder_are_refused_by_name(tiny_llama: Path) -> None:
+    """A spec that grows a field must not be decoded as if it had not."""
+
+    @dataclass(frozen=True)
+    class Grown(ModelSpec):
+        new_cap: float | None = None
+
+    spec = open_checkpoint(tiny_llama).spec
+    plain = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    check_spec(Grown(**plain))
+    with pytest.raises(ModelNotSupported, match=r"Grown.new_cap is 30.0"):
+        check_spec(Grown(**plain, new_cap=30.0))
 
 
 def test_packed_real_weights_give_the_dense_logits(smollm2: Path) -> None:

@@ -604,7 +604,7 @@ def test_a_sleeping_engine_is_woken_by_all_that_concerns_it(
     fall_asleep()
     assert run(engine, ask()).tokens == greedy
     fall_asleep()
-    assert run(engine, ask(), MemorySource(planes, GRID)).report.route is Route.REMOTE
+    assert run(engine, ask(), MemorySource(planes, GRID, pause_s=0.05)).report.route is Route.REMOTE
     box = Box()
     generation = engine.submit(ask(), box, MemorySource(planes, GRID, stall_at=1))
     box.until(PrefillProgress)

@@ -1,0 +1,61 @@
+"""llama.cpp over a GGUF file: one evaluation of the prompt from an empty cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from lines import serve
+
+UBATCH_TOKENS = 512
+"""llama.cpp's own default; 128 was slower, and so was every size without flash attention."""
+
+
+class Contestant:
+    """Holds the model between requests."""
+
+    llama: llama_cpp.Llama
+
+    def load(self, model: str, context: int, threads: int) -> dict[str, Any]:
+        """Load a GGUF file for prompts of up to `context` tokens, with flash attention."""
+        self.llama = llama_cpp.Llama(
+            model,
+            n_ctx=context,
+            n_batch=context,
+            n_ubatch=min(UBATCH_TOKENS, context),
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,
+            verbose=False,
+        )
+        return {
+            "llama_cpp_python": llama_cpp.__version__,
+            "system": llama_cpp.llama_print_system_info().decode().strip(),
+        }
+
+    def prefill(self, ids: list[int]) -> dict[str, Any]:
+        """Time one evaluation."""
+        self._clear()
+        started = time.perf_counter()
+        self.llama.eval(ids)
+        llama_cpp.llama_synchronize(self.llama.ctx)
+        return {"seconds": time.perf_counter() - started}
+
+    def logits(self, ids: list[int], out: str) -> dict[str, Any]:
+        """Write the last position's logits as f32, `[vocab]`."""
+        self.prefill(ids)
+        values = llama_cpp.llama_get_logits_ith(self.llama.ctx, -1)
+        np.save(out, np.ctypeslib.as_array(values, shape=(self.llama.n_vocab(),)))
+        return {}
+
+    def _clear(self) -> None:
+        """Forget every position, so that nothing of the last prompt is reused."""
+        self.llama.reset()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.llama.ctx), True)
+
+
+if __name__ == "__main__":
+    contestant = Contestant()
+    serve({"load": contestant.load, "prefill": contestant.prefill, "logits": contestant.logits})
