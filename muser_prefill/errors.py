@@ -27,12 +27,6 @@ class TokenOutOfRange(PrefillError):
     code = "token_out_of_range"
 
 
-class ModelNotSupported(PrefillError):
-    """The model has something that this decoder does not compute."""
-
-    code = "model_not_supported"
-
-
 class UnknownComputeType(PrefillError):
     """A compute type was named that the decoder does not have."""
 
@@ -55,3 +49,9 @@ class JobFailed(PrefillError):
     """A handoff's computation failed; the producer's log says how."""
 
     code = "prefill_failed"
+
+
+class DeviceUnavailable(PrefillError):
+    """The configured device is unknown, or not on this machine."""
+
+    code = "device_unavailable"

@@ -1,13 +1,13 @@
-"""Pacing: an upper bound on the rate at which a handoff's frames leave [5.10].
+"""Pacing: an upper bound on the rate at which a producer's frames leave [5.10].
 
-A token bucket in the form of time: it knows when the next frame may leave. A little unused credit is
-kept, so that a sender that was late catches up; more would be a burst, which pacing is there to avoid.
+A token bucket in the form of time: it knows when the next frame may leave. A sender that comes a little
+late catches up. One that paused gets no credit for it: that would be a burst, which pacing is there to avoid.
 """
 
 from __future__ import annotations
 
 CREDIT_S = 0.02
-"""Unused time that is kept, in seconds."""
+"""The longest lateness that is made up for, in seconds: what a busy processor makes of a wait."""
 
 
 class Pacer:
@@ -22,11 +22,12 @@ class Pacer:
 
         >>> pacer = Pacer(max_rate=1000.0)
         >>> [round(pacer.delay_s(100, now_s=5.0), 3) for _ in range(3)]
-        [0.0, 0.08, 0.18]
+        [0.0, 0.1, 0.2]
         """
         if not self._max_rate:
             return 0.0
-        self._due_s = max(self._due_s, now_s - CREDIT_S)
+        if now_s - self._due_s > CREDIT_S:
+            self._due_s = now_s
         delay_s = max(0.0, self._due_s - now_s)
         self._due_s += nbytes / self._max_rate
         return delay_s

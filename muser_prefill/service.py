@@ -10,11 +10,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from muser_prefill.engine.scheduler import PrefillJob, Scheduler
 from muser_prefill.errors import JobCancelled, PrefillError, ProducerBusy
+from muser_prefill.pacing import Pacer
 from muser_wire.auth import NodeKey
 from muser_wire.errors import GeometryError, IdentityMismatch
 from muser_wire.geometry import Geometry
@@ -55,6 +56,8 @@ class ProducerFacts:
 
 @dataclass(frozen=True)
 class _Accepted:
+    peer: str
+    place: int
     terms: Terms
     request: HandoffRequest
 
@@ -70,13 +73,27 @@ class _Refused(Exception):
 class ProducerService:
     """See `muser_wire.transport.base.Service`. Methods are called on several threads."""
 
-    def __init__(self, facts: ProducerFacts, node_key: NodeKey, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        facts: ProducerFacts,
+        node_key: NodeKey,
+        scheduler: Scheduler,
+        *,
+        max_rate: float = 0.0,
+        check_peer: Callable[[str], None] = lambda fingerprint: None,
+    ) -> None:
+        """Serve what `scheduler` computes; at most `max_rate` bytes leave in a second, 0: no limit [5.10].
+
+        `check_peer` raises when the peer that a ticket was given to has been revoked since [9.6].
+        """
         self._facts = facts
         self._node_key = node_key
         self._scheduler = scheduler
+        self._check_peer = check_peer
         self._lock = threading.Lock()
-        self._tickets: TicketTable[_Accepted] = TicketTable()
+        self._tickets: TicketTable[_Accepted] = TicketTable(lambda accepted: scheduler.release(accepted.place))
         self._draining = False
+        self._pacer = Pacer(max_rate)
 
     def drain(self) -> None:
         """Refuse every new handoff; those accepted go on."""
@@ -98,11 +115,11 @@ class ProducerService:
             )
         )
 
-    def open(self, request: bytes) -> bytes:
-        """Accept a handoff and issue its ticket, or refuse it by name."""
+    def open(self, request: bytes, peer: str = "") -> bytes:
+        """Accept a handoff and issue its ticket, or refuse it by name. The ticket is void once `peer` is revoked."""
         wanted = decode_handoff_request(request)
         try:
-            answer: Acceptance | Refusal = self._accept(wanted)
+            answer: Acceptance | Refusal = self._accept(wanted, peer)
         except _Refused as refused:
             answer = refused.refusal
             _log.warning(
@@ -115,41 +132,68 @@ class ProducerService:
         ticket = decode_stream_request(request)
         with self._lock:
             accepted = self._tickets.redeem(ticket, time.monotonic())
-        handoff = ProducerHandoff(accepted.terms, accepted.request.secret, self._node_key)
+        try:
+            if accepted.peer:
+                self._check_peer(accepted.peer)
+            yield from self._handoff(accepted, call)
+        finally:
+            self._scheduler.release(accepted.place)
+
+    def _handoff(self, accepted: _Accepted, call: StreamCall) -> Iterator[bytes]:
+        terms, request = accepted.terms, accepted.request
+        handoff = ProducerHandoff(terms, request.secret, self._node_key)
         # The last prompt token is held back: the decode node runs it [4.1].
-        job = PrefillJob(accepted.terms.handoff_id, accepted.request.token_ids[:-1].tolist(), accepted.terms.schedule)
+        job = PrefillJob(accepted.place, terms.handoff_id, request.token_ids[:-1].tolist(), terms.schedule)
+        gone = threading.Event()
         call.on_cancel(job.cancel)
+        call.on_cancel(gone.set)
         try:
             self._scheduler.submit(job)
-            yield handoff.begin()
+            yield self._paced(handoff.begin(), gone)
             for ready in job.segments():
                 started_ns = now_ns()
-                frame = handoff.segment(ready.segment, ready.payload)
+                frame = handoff.segment(ready.segment, *ready.parts)
                 span("seal", ready.segment.index, started_ns)
                 started_ns = now_ns()
-                yield frame
+                yield self._paced(frame, gone)
                 span("wire", ready.segment.index, started_ns)
-            yield handoff.seal(job.prefill_ns)
+            yield self._paced(handoff.seal(job.prefill_ns), gone)
         except JobCancelled:
-            _log.info("handoff_cancelled handoff=%s", accepted.terms.handoff_id.hex())
+            _log.info("handoff_cancelled handoff=%s", terms.handoff_id.hex())
         except PrefillError as error:
             yield handoff.abort(error.code, str(error))
         finally:
             job.cancel()
 
-    def _accept(self, wanted: HandoffRequest) -> Acceptance:
+    def _paced(self, frame: bytes, gone: threading.Event) -> bytes:
+        """Return `frame` when the rate lets it leave; at once when the reader is `gone`."""
+        with self._lock:
+            delay_s = self._pacer.delay_s(len(frame), time.monotonic())
+        if delay_s:
+            gone.wait(delay_s)
+        return frame
+
+    def _accept(self, wanted: HandoffRequest, peer: str) -> Acceptance:
         self._check_identities(wanted)
         self._check_prompt(wanted)
+        terms = self._terms(wanted)
+        place, wait_ns = self._reserve(len(wanted.token_ids))
+        with self._lock:
+            accepted = _Accepted(peer, place, terms, wanted)
+            ticket = self._tickets.issue(accepted, time.monotonic(), os.urandom(TICKET_NBYTES))
+        if ticket is None:
+            self._scheduler.release(place)
+            raise _Refused("busy", "too many accepted handoffs wait for their stream")
+        return Acceptance(ticket, terms.schedule.digest, self._scheduler.predicted_chunk_ns(), wait_ns)
+
+    def _reserve(self, tokens: int) -> tuple[int, int]:
+        """Return a place in the scheduler's queue and its wait; tickets that nobody used give theirs back first."""
+        with self._lock:
+            self._tickets.expire(time.monotonic())
         try:
-            self._scheduler.check_capacity()
+            return self._scheduler.reserve(tokens)
         except ProducerBusy as error:
             raise _Refused(error.code, str(error)) from error
-        terms = self._terms(wanted)
-        with self._lock:
-            ticket = self._tickets.issue(_Accepted(terms, wanted), time.monotonic(), os.urandom(TICKET_NBYTES))
-        if ticket is None:
-            raise _Refused("busy", "too many accepted handoffs wait for their stream")
-        return Acceptance(ticket, terms.schedule.digest, self._scheduler.predicted_chunk_ns())
 
     def _check_identities(self, wanted: HandoffRequest) -> None:
         if self._draining:

@@ -11,16 +11,18 @@ from muser_wire.model.spec import ModelSpec
 
 
 class KVCache:
-    """Planes `[layers, capacity, kv_heads, head_dim]` in the KV element type.
+    """Planes `[layers, capacity, kv_heads, head_dim]` in the KV element type, or with `element` None unrounded, in f32:
+    then verification sees the arithmetic alone.
 
+    Sliding layers keep every position too: whichever of them a schedule sends, from whatever chunk, are there.
     Positions below `length` are complete in every layer. A chunk's positions above it become final layer by layer;
     they count only once the chunk is committed. Rows are never written again after that, so another thread may read
     the planes of a finished layer while later layers and chunks are computed.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int, element: ElementType, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, element: ElementType | None, device: torch.device) -> None:
         shape = (len(spec.layers), capacity, spec.kv_heads, spec.head_dim)
-        dtype = TORCH_ELEMENTS[element]
+        dtype = torch.float32 if element is None else TORCH_ELEMENTS[element]
         self.capacity = capacity
         self.length = 0
         self._keys = torch.empty(shape, dtype=dtype, device=device)

@@ -5,6 +5,7 @@ It also keeps the measured rate, from which an accepted handoff learns how long 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from muser_prefill.decoder import TorchDecoder
+from muser_prefill.engine.cache import KVCache
+from muser_prefill.engine.reuse import ComputedPrompts
 from muser_prefill.engine.runner import prefill
 from muser_prefill.errors import JobCancelled, JobFailed, ProducerBusy
 from muser_prefill.export import ReadySegment, SegmentExport, SegmentQueue
@@ -20,6 +23,9 @@ from muser_wire.schedule import Schedule
 
 WARM_UP_TOKENS = 128
 """Enough for a first estimate of the rate; also touches every weight before a user waits."""
+
+MIN_MEASURED_TOKENS = 32
+"""Fewer computed tokens say little about the rate."""
 
 RATE_SMOOTHING = 0.3
 """Weight of the newest measurement in the running rate."""
@@ -29,8 +35,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PrefillJob:
-    """One handoff's computation. The stream reads `segments()`; when they end, `prefill_ns` is set."""
+    """One handoff's computation. The stream reads `segments()`; when they end, `prefill_ns` is set.
 
+    `place` is the one that `Scheduler.reserve` gave.
+    """
+
+    place: int
     handoff_id: bytes
     token_ids: Sequence[int]
     schedule: Schedule
@@ -51,14 +61,18 @@ class PrefillJob:
 
 
 class Scheduler:
-    """Owns the decoder and the one thread that runs it."""
+    """Owns the decoder and the one thread that runs it. `computed` None: no prompt is kept for the next."""
 
-    def __init__(self, decoder: TorchDecoder, chunk_tokens: int, max_waiting: int) -> None:
+    def __init__(
+        self, decoder: TorchDecoder, chunk_tokens: int, max_waiting: int, computed: ComputedPrompts | None = None
+    ) -> None:
+        self._computed = computed
         self._decoder = decoder
         self._chunk_tokens = chunk_tokens
         self._jobs: queue.Queue[PrefillJob | None] = queue.Queue()
         self._lock = threading.Lock()
         self._max_jobs = max_waiting + 1
+        self._places = itertools.count()
         self._pending: dict[int, int] = {}
         self._seconds_per_token = 0.0
         self._thread = threading.Thread(target=self._run, name="prefill-compute", daemon=True)
@@ -79,41 +93,47 @@ class Scheduler:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def check_capacity(self) -> None:
-        """Raise when one more job would have to wait behind too many.
+    @property
+    def load(self) -> int:
+        """Handoffs that compute, wait, or have been promised a place."""
+        return len(self._pending)
+
+    def reserve(self, tokens: int) -> tuple[int, int]:
+        """Return a place in the queue for a prompt of `tokens`, and how long it may have to wait, in nanoseconds.
+
+        The place is taken from now on: what is promised to one handoff is part of the next one's wait.
 
         Raises:
-            ProducerBusy: it would.
+            ProducerBusy: too many have one already.
         """
         with self._lock:
-            self._check_capacity()
+            if len(self._pending) >= self._max_jobs:
+                raise ProducerBusy(f"{len(self._pending)} handoffs are computing or waiting")
+            wait_ns = int(sum(self._pending.values()) * self._seconds_per_token * 1e9)
+            place = next(self._places)
+            self._pending[place] = tokens
+            return place, wait_ns
+
+    def release(self, place: int) -> None:
+        """Give back a place that is not used; harmless when its job has ended."""
+        with self._lock:
+            self._pending.pop(place, None)
 
     def submit(self, job: PrefillJob) -> None:
-        """Queue a job.
-
-        Raises:
-            ProducerBusy: too many wait already.
-        """
-        with self._lock:
-            self._check_capacity()
-            self._pending[id(job)] = len(job.token_ids)
+        """Queue a job at its place."""
         self._jobs.put(job)
 
-    def _check_capacity(self) -> None:
-        if len(self._pending) >= self._max_jobs:
-            raise ProducerBusy(f"{len(self._pending)} handoffs are computing or waiting")
-
     def predicted_chunk_ns(self) -> int:
-        """Return how long the first chunk of a new job may take: what waits before it, and one chunk."""
+        """Return how long a whole chunk is expected to take, in nanoseconds."""
         with self._lock:
-            tokens = sum(self._pending.values()) + self._chunk_tokens
-            return max(1, int(tokens * self._seconds_per_token * 1e9))
+            return max(1, int(self._chunk_tokens * self._seconds_per_token * 1e9))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._compute(job)
+                cache = self._compute(job)
                 job.queue.end()
+                self._keep(job, cache)
             except JobCancelled:
                 _log.info("prefill_cancelled handoff=%s", job.handoff_id.hex())
                 job.queue.end(JobCancelled())
@@ -121,21 +141,44 @@ class Scheduler:
                 _log.exception("prefill_failed handoff=%s", job.handoff_id.hex())
                 job.queue.end(JobFailed(f"prefill failed: {type(error).__name__}"))
             finally:
-                with self._lock:
-                    del self._pending[id(job)]
+                self.release(job.place)
 
-    def _compute(self, job: PrefillJob) -> None:
+    def _compute(self, job: PrefillJob) -> KVCache:
         started = time.perf_counter()
         cache = self._decoder.new_cache(len(job.token_ids))
+        held_tokens = self._computed.load(job.token_ids, cache) if self._computed else 0
         export = SegmentExport(job.schedule, cache, job.queue)
-        prefill(self._decoder, job.token_ids, cache, self._chunk_tokens, export.layer_done)
+        try:
+            self._export_held(job, held_tokens, export)
+            prefill(self._decoder, job.token_ids, cache, self._chunk_tokens, export.layer_done)
+        except JobCancelled:
+            self._keep(job, cache)
+            raise
         elapsed = time.perf_counter() - started
         job.prefill_ns = int(elapsed * 1e9)
-        self._learn((elapsed - job.queue.waited_s) / len(job.token_ids))
+        if len(job.token_ids) - held_tokens >= MIN_MEASURED_TOKENS:
+            self._learn((elapsed - job.queue.waited_s) / (len(job.token_ids) - held_tokens))
+        self._log_done(job, held_tokens, elapsed)
+        return cache
+
+    def _export_held(self, job: PrefillJob, held_tokens: int, export: SegmentExport) -> None:
+        """Send the chunks that need no computation. One that is held in part goes as its layers are completed."""
+        for chunk in job.schedule.chunks:
+            if chunk.stop <= held_tokens:
+                for layer in range(len(self._decoder.spec.layers)):
+                    export.layer_done(chunk.index, layer)
+
+    def _keep(self, job: PrefillJob, cache: KVCache) -> None:
+        if self._computed is not None:
+            self._computed.save(job.token_ids, cache)
+
+    @staticmethod
+    def _log_done(job: PrefillJob, held_tokens: int, elapsed: float) -> None:
         _log.info(
-            "prefill_done handoff=%s tokens=%d seconds=%.3f waited_s=%.3f peak_in_flight_nbytes=%d",
+            "prefill_done handoff=%s tokens=%d held_tokens=%d seconds=%.3f waited_s=%.3f peak_in_flight_nbytes=%d",
             job.handoff_id.hex(),
             len(job.token_ids),
+            held_tokens,
             elapsed,
             job.queue.waited_s,
             job.queue.peak_nbytes,

@@ -24,8 +24,8 @@ class MemoryWeight:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
-    def f32(self) -> np.ndarray:
-        return self.values.copy()
+    def f32(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.values[start:stop].copy()
 
 
 @dataclass
@@ -47,6 +47,7 @@ def make_spec(
     kv_heads: int = 2,
     head_dim: int = 16,
     attention_scale: float = 0.25,
+    tied_embeddings: bool = True,
     **beyond: object,
 ) -> ModelSpec:
     return ModelSpec(
@@ -60,7 +61,7 @@ def make_spec(
         vocab_size=131,
         max_positions=512,
         norm_eps=1e-5,
-        tied_embeddings=True,
+        tied_embeddings=tied_embeddings,
         attention_scale=attention_scale,
         **beyond,
     )
@@ -69,8 +70,25 @@ def make_spec(
 def make_checkpoint(spec: ModelSpec, seed: int = 0) -> MemoryCheckpoint:
     """Weights that keep every activation, key and value near unit scale; norm weights are not all one."""
     rng = np.random.default_rng(seed)
+    tensors = {"embed.weight": rng.normal(size=(spec.vocab_size, spec.hidden_size)) / spec.embedding_scale}
+    for i in range(len(spec.layers)):
+        for name, shape in layer_shapes(spec).items():
+            tensors[f"layers.{i}.{name}.weight"] = random_tensor(rng, shape)
+    tensors["final_norm.weight"] = random_tensor(rng, (spec.hidden_size,))
+    if not spec.tied_embeddings:
+        tensors["head.weight"] = random_tensor(rng, (spec.vocab_size, spec.hidden_size))
+    return MemoryCheckpoint(spec, {name: values.astype(np.float32) for name, values in tensors.items()})
+
+
+def random_tensor(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.uniform(0.5, 1.5, size=shape) if len(shape) == 1 else rng.normal(size=shape) / np.sqrt(shape[1])
+
+
+def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     hidden, attention, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    matrices = {
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "mlp_norm": (hidden,),
         "attn.q": (attention, hidden),
         "attn.k": (kv, hidden),
         "attn.v": (kv, hidden),
@@ -79,18 +97,18 @@ def make_checkpoint(spec: ModelSpec, seed: int = 0) -> MemoryCheckpoint:
         "mlp.up": (spec.ffn_size, hidden),
         "mlp.down": (hidden, spec.ffn_size),
     }
-    tensors = {"embed.weight": rng.normal(size=(spec.vocab_size, hidden))}
-    for i in range(len(spec.layers)):
-        for name in ("attn_norm", "mlp_norm"):
-            tensors[f"layers.{i}.{name}.weight"] = rng.uniform(0.5, 1.5, size=hidden)
-        for name, shape in matrices.items():
-            tensors[f"layers.{i}.{name}.weight"] = rng.normal(size=shape) / np.sqrt(shape[1])
-    return MemoryCheckpoint(spec, {name: values.astype(np.float32) for name, values in tensors.items()})
+    if spec.attention_gate:
+        shapes["attn.gate"] = (attention, hidden)
+    if spec.qk_norm is not None and spec.qk_norm.weighted:
+        shapes |= {"attn.q_norm": (spec.head_dim,), "attn.k_norm": (spec.head_dim,)}
+    if spec.post_norm_eps is not None:
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    return shapes
 
 
 @pytest.fixture
 def make_model() -> Callable[..., MemoryCheckpoint]:
-    """`make_model(layers=..., heads=..., kv_heads=..., head_dim=...)`."""
+    """`make_model(layers=..., heads=..., ...)`: whatever `make_spec` takes."""
     return lambda **shape: make_checkpoint(make_spec(**shape))
 
 

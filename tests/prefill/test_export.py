@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def check_payload(ready: ReadySegment, cache: KVCache) -> None:
         half = piece.nbytes // 2
         planes = cache.planes(piece.layer, piece.start, piece.stop)
         for plane, offset in zip(planes, (piece.offset, piece.offset + half), strict=True):
-            assert bytes(ready.payload[offset : offset + half]) == plane.contiguous().numpy().tobytes()
+            assert b"".join(ready.parts)[offset : offset + half] == plane.contiguous().numpy().tobytes()
 
 
 def test_every_segment_carries_the_caches_planes_in_order(decoder: TorchDecoder) -> None:
@@ -133,7 +134,10 @@ def test_a_reader_that_stalls_stops_the_computation_at_the_bound(decoder: TorchD
     per_chunk = schedule.chunks[0].nbytes
     bound = 3 * per_chunk
     computation = Computation(decoder, schedule, bound)
-    computation.thread.join(1.0)
+    deadline_s = time.monotonic() + WAIT_S
+    while (3, 5) not in computation.layers_done and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    computation.thread.join(0.3)
     assert computation.thread.is_alive()
     assert computation.queue.peak_nbytes == bound
     # Three chunks fit; the fourth is computed and waits for room, nothing beyond it has begun.
@@ -156,6 +160,52 @@ def test_a_cancel_stops_the_computation_within_a_layer(decoder: TorchDecoder) ->
         next(iter(computation.queue))
 
 
+def test_planes_in_host_memory_are_not_copied(decoder: TorchDecoder) -> None:
+    schedule = schedule_for(decoder, prompt=65, chunk=64)
+    cache, queue = decoder.new_cache(64), SegmentQueue()
+    prefill(decoder, [1] * 64, cache, 64, SegmentExport(schedule, cache, queue).layer_done)
+    queue.end()
+    (ready,) = queue
+    addresses = [np.frombuffer(part, np.uint8).ctypes.data for part in ready.parts]
+    assert addresses == [plane.data_ptr() for layer in range(6) for plane in cache.planes(layer, 0, 64)]
+
+
+def test_planes_that_are_not_contiguous_leave_in_the_order_of_the_wire() -> None:
+    planes = torch.arange(24, dtype=torch.float16).reshape(2, 3, 4).transpose(0, 1)
+
+    class Cache:
+        def planes(self, layer: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return planes, planes + 1
+
+    geometry = Geometry((None,), kv_heads=2, head_dim=4, element=ElementType.F16)
+    schedule = build_schedule(ScheduleRequest(geometry, 4, 0, 64, WindowPolicy.ROLLING))
+    queue = SegmentQueue()
+    SegmentExport(schedule, Cache(), queue).layer_done(0, 0)
+    queue.end()
+    (ready,) = queue
+    expected = [token * 4 + head * 12 + i for token in range(3) for head in range(2) for i in range(4)]
+    sent = np.frombuffer(b"".join(ready.parts), np.float16)
+    assert sent.tolist() == expected + [value + 1 for value in expected]
+
+
+def test_a_waiting_computation_goes_on_when_half_of_the_bound_is_free() -> None:
+    queue = SegmentQueue(bound_nbytes=8)
+    for _ in range(8):
+        queue.reserve(1)
+        queue.put(ReadySegment(segment(1), (memoryview(b"x"),), lambda: None))
+    waiting = threading.Thread(target=queue.reserve, args=(1,), daemon=True)
+    waiting.start()
+    frames = iter(queue)
+    # A segment has left when the next one is asked for: after the fourth question three are gone.
+    for _ in range(4):
+        next(frames)
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    next(frames)
+    waiting.join(WAIT_S)
+    assert not waiting.is_alive()
+
+
 def segment(nbytes: int) -> Segment:
     return Segment(0, 0, (SegmentSlice(0, 0, 1, 0, nbytes),))
 
@@ -168,10 +218,10 @@ def test_no_segment_leaves_before_its_copy_is_complete() -> None:
         copied.wait(WAIT_S)
 
     queue.reserve(4)
-    queue.put(ReadySegment(segment(4), memoryview(payload), wait))
+    queue.put(ReadySegment(segment(4), (memoryview(payload),), wait))
     queue.end()
     seen: list[bytes] = []
-    reader = threading.Thread(target=lambda: seen.extend(bytes(ready.payload) for ready in queue), daemon=True)
+    reader = threading.Thread(target=lambda: seen.extend(bytes(ready.parts[0]) for ready in queue), daemon=True)
     reader.start()
     reader.join(0.1)
     assert seen == []
@@ -188,7 +238,7 @@ def test_a_segment_larger_than_the_bound_passes_alone() -> None:
     blocked.start()
     blocked.join(0.1)
     assert blocked.is_alive()
-    queue.put(ReadySegment(segment(100), memoryview(bytes(100)), lambda: None))
+    queue.put(ReadySegment(segment(100), (memoryview(bytes(100)),), lambda: None))
     queue.end()
     assert len(list(queue)) == 1
     blocked.join(WAIT_S)
@@ -198,10 +248,10 @@ def test_a_segment_larger_than_the_bound_passes_alone() -> None:
 def test_a_failure_reaches_the_reader_after_what_was_computed() -> None:
     queue = SegmentQueue()
     queue.reserve(1)
-    queue.put(ReadySegment(segment(1), memoryview(b"x"), lambda: None))
+    queue.put(ReadySegment(segment(1), (memoryview(b"x"),), lambda: None))
     queue.end(JobFailed("out of memory"))
     frames = iter(queue)
-    assert bytes(next(frames).payload) == b"x"
+    assert bytes(next(frames).parts[0]) == b"x"
     with pytest.raises(JobFailed, match="out of memory"):
         next(frames)
 
@@ -212,3 +262,13 @@ def test_planes_are_the_rounded_values_that_attention_read(decoder: TorchDecoder
     keys, values = cache.planes(0, 0, 10)
     assert keys.dtype == values.dtype == torch.float16
     assert np.isfinite(keys.numpy()).all()
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_the_computation_for_ever(
+    decoder: TorchDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muser_prefill.export.STALL_S", 0.1)
+    queue = SegmentQueue(bound_nbytes=10)
+    queue.reserve(10)
+    with pytest.raises(JobFailed, match="took nothing"):
+        queue.reserve(10)

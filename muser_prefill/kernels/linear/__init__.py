@@ -1,7 +1,8 @@
 """The decoder's matrix products: which implementation a device uses.
 
 A `Linear` holds `w` `[out, in]` and gives `x w^T` for `x` `[T, in]`. A `GatedLinear` holds a gate and an up matrix
-`[ffn, in]` each and gives `silu(x gate^T) * (x up^T)`. Sums are f32, results have the type of `x`.
+`[ffn, in]` each and gives `f(x gate^T) * (x up^T)`, f being the model's activation. Sums are f32, results have the type
+of `x`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from muser_prefill.kernels.admission import admit, fixed_vector
 from muser_prefill.kernels.linear.packed import PackedGatedLinear, PackedLinear
 from muser_prefill.kernels.linear.reference import PlainGatedLinear, PlainLinear
 from muser_prefill.numerics import COMPUTE_NAMES
+from muser_wire.model.spec import Activation
 from muser_wire.numerics import budget
 
 PACKED = "linear.packed"
@@ -38,7 +40,7 @@ class GatedLinear(Protocol):
     """See the module."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `silu(x gate^T) * (x up^T)`."""
+        """Return `f(x gate^T) * (x up^T)`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class LinearKernels:
     """How weights become products. Each takes over its argument: nothing else of it stays alive."""
 
     linear: Callable[[torch.Tensor], Linear]
-    gated: Callable[[torch.Tensor], GatedLinear]
+    gated: Callable[[torch.Tensor, Activation], GatedLinear]
     """Takes gate and up as one `[2 * ffn, in]`."""
 
 
@@ -54,14 +56,16 @@ PLAIN_KERNELS = LinearKernels(PlainLinear, PlainGatedLinear)
 PACKED_KERNELS = LinearKernels(PackedLinear, PackedGatedLinear)
 
 
-def choose_linear(dtype: torch.dtype, device: torch.device) -> tuple[LinearKernels, tuple[str, ...]]:
+def choose_linear(
+    activation: Activation, dtype: torch.dtype, device: torch.device
+) -> tuple[LinearKernels, tuple[str, ...]]:
     """Return the products for this device and the names of the special kernels that they use."""
-    if device.type == "cpu" and admit_linear(PACKED, PACKED_KERNELS, dtype):
+    if device.type == "cpu" and admit_linear(PACKED, PACKED_KERNELS, activation, dtype):
         return PACKED_KERNELS, (PACKED,)
     return PLAIN_KERNELS, ()
 
 
-def admit_linear(name: str, kernels: LinearKernels, dtype: torch.dtype) -> bool:
+def admit_linear(name: str, kernels: LinearKernels, activation: Activation, dtype: torch.dtype) -> bool:
     """Return whether `kernels` agrees with the plain products on the fixed vector."""
     cpu = torch.device("cpu")
     x = fixed_vector((ADMISSION_TOKENS, ADMISSION_IN), 1, dtype, cpu)
@@ -70,8 +74,7 @@ def admit_linear(name: str, kernels: LinearKernels, dtype: torch.dtype) -> bool:
 
     def outputs(candidate: LinearKernels) -> torch.Tensor:
         linear = candidate.linear(w.clone())
-        return torch.cat([linear(x), linear.add(x, residual), candidate.gated(w.clone())(x)], dim=1)
+        return torch.cat([linear(x), linear.add(x, residual), candidate.gated(w.clone(), activation)(x)], dim=1)
 
-    # Outputs of unit scale whose sums ran in another order: attention's case, and its budget.
-    max_abs = budget(f"attention_{COMPUTE_NAMES[dtype]}")
+    max_abs = budget(f"linear_{COMPUTE_NAMES[dtype]}")
     return admit(name, lambda: outputs(kernels), lambda: outputs(PLAIN_KERNELS), max_abs)

@@ -1,9 +1,9 @@
 """Products of oneDNN over weights that are reordered once, at load, instead of in every call.
 
 At 128 tokens the reordering is a seventh of a bf16 product and a quarter of an f32 one. The sum's last step also takes
-what comes after it: the residual, or SiLU and the product with the gate, so that these cost no pass over memory. The
-operations are torch's own, but not public: a build without them, or one where they changed, is not admitted and the
-plain products stand in.
+what comes after it: the residual, or the activation and the product with the gate, so that these cost no pass over
+memory. The operations are torch's own, but not public: a build without them, or one where they changed, is not admitted
+and the plain products stand in.
 
 Sums are f32; a residual is added before the one rounding.
 """
@@ -11,6 +11,11 @@ Sums are f32; a residual is added before the one rounding.
 from __future__ import annotations
 
 import torch
+
+from muser_wire.model.spec import Activation
+
+LAST_STEPS = {Activation.SILU: ("swish", ""), Activation.GELU_TANH: ("gelu", "tanh")}
+"""oneDNN's name of each activation, and of its variant."""
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
@@ -40,15 +45,16 @@ class PackedLinear:
 class PackedGatedLinear:
     """Contract: `muser_prefill.kernels.linear`. CPU only.
 
-    Two products, because each has its own last step: SiLU, then the product with the first one's result.
+    Two products, because each has its own last step: the activation, then the product with the first one's result.
     """
 
-    def __init__(self, gate_up: torch.Tensor) -> None:
+    def __init__(self, gate_up: torch.Tensor, activation: Activation) -> None:
+        self._last_step, self._variant = LAST_STEPS[activation]
         self._gate, self._up = (_packed(half) for half in gate_up.chunk(2))
         self._product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `silu(x gate^T) * (x up^T)`."""
-        gate = self._product(x, self._gate, None, "swish", [], "")
+        """Return `f(x gate^T) * (x up^T)`."""
+        gate = self._product(x, self._gate, None, self._last_step, [], self._variant)
         gated: torch.Tensor = self._product.binary(x, gate, self._up, None, "mul")
         return gated

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812, torch's own name for it
 
+from muser_wire.model.spec import Activation
+
 
 class PlainLinear:
     """Contract: `muser_prefill.kernels.linear`."""
@@ -24,10 +26,20 @@ class PlainLinear:
 class PlainGatedLinear:
     """Contract: `muser_prefill.kernels.linear`. One product for gate and up together."""
 
-    def __init__(self, gate_up: torch.Tensor) -> None:
+    def __init__(self, gate_up: torch.Tensor, activation: Activation) -> None:
         self._gate_up = gate_up
+        self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `silu(x gate^T) * (x up^T)`."""
+        """Return `f(x gate^T) * (x up^T)`."""
         gate, up = F.linear(x, self._gate_up).chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return activate(gate, self._activation).mul_(up)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return x sigmoid(x), or the Gaussian unit in the tanh form, x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
+    match activation:
+        case Activation.SILU:
+            return F.silu(x)
+        case Activation.GELU_TANH:
+            return F.gelu(x, approximate="tanh")

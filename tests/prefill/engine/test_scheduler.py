@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,42 +45,55 @@ def scheduler(decoder: RefusingDecoder) -> Iterator[Scheduler]:
     scheduler.stop(10.0)
 
 
-def job_of(decoder: TorchDecoder, ids: Sequence[int], bound_nbytes: int = 1 << 20) -> PrefillJob:
+def settled(what: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if what():
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def job_of(scheduler: Scheduler, decoder: TorchDecoder, ids: Sequence[int], bound_nbytes: int = 1 << 20) -> PrefillJob:
     geometry = Geometry.of(decoder.spec, ElementType.F16)
     request = ScheduleRequest(geometry, len(ids) + 1, 0, CHUNK_TOKENS, WindowPolicy.ROLLING)
-    return PrefillJob(b"h" * 16, list(ids), build_schedule(request), SegmentQueue(bound_nbytes))
+    place, _ = scheduler.reserve(len(ids))
+    return PrefillJob(place, b"h" * 16, list(ids), build_schedule(request), SegmentQueue(bound_nbytes))
 
 
 def test_a_job_yields_its_schedule_and_its_time(scheduler: Scheduler, decoder: RefusingDecoder) -> None:
-    job = job_of(decoder, range(100))
+    job = job_of(scheduler, decoder, range(100))
     scheduler.submit(job)
     assert tuple(ready.segment for ready in job.segments()) == job.schedule.segments
     assert job.prefill_ns > 0
 
 
-def test_more_jobs_than_may_wait_are_refused_and_room_comes_back(
-    scheduler: Scheduler, decoder: RefusingDecoder
-) -> None:
-    stalled, waiting = (job_of(decoder, range(100), bound_nbytes=1) for _ in range(2))
+def test_more_places_than_there_are_are_refused_and_come_back(scheduler: Scheduler, decoder: RefusingDecoder) -> None:
+    stalled = job_of(scheduler, decoder, range(100), bound_nbytes=1)
     scheduler.submit(stalled)
-    scheduler.submit(waiting)
+    promised, wait_ns = scheduler.reserve(100)
+    assert wait_ns > 0
     with pytest.raises(ProducerBusy, match="2 handoffs"):
-        scheduler.submit(job_of(decoder, range(100)))
-    with pytest.raises(ProducerBusy):
-        scheduler.check_capacity()
-    predicted = scheduler.predicted_chunk_ns()
+        scheduler.reserve(100)
+    scheduler.release(promised)
+    _, again_ns = scheduler.reserve(1)
+    assert again_ns > 0
     stalled.cancel()
-    waiting.cancel()
-    job = job_of(decoder, range(100))
-    deadline = threading.Event()
-    for _ in range(500):
-        try:
-            scheduler.submit(job)
-            break
-        except ProducerBusy:
-            deadline.wait(0.01)
+    assert settled(lambda: scheduler.load == 1)
+    job = job_of(scheduler, decoder, range(100))
+    scheduler.submit(job)
     assert len(list(job.segments())) == len(job.schedule.segments)
-    assert predicted > scheduler.predicted_chunk_ns()
+    assert settled(lambda: scheduler.load == 1)
+
+
+def test_the_wait_counts_everything_that_was_promised(scheduler: Scheduler) -> None:
+    first, nothing = scheduler.reserve(1000)
+    second, behind_first = scheduler.reserve(1)
+    assert nothing == 0
+    assert behind_first > 0
+    scheduler.release(first)
+    scheduler.release(second)
+    scheduler.release(second)
+    assert scheduler.load == 0
 
 
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError, ValueError])
@@ -88,12 +101,12 @@ def test_refused_memory_fails_its_job_and_not_the_next(
     scheduler: Scheduler, decoder: RefusingDecoder, error: type[Exception]
 ) -> None:
     decoder.refuse = error
-    failing = job_of(decoder, range(50))
+    failing = job_of(scheduler, decoder, range(50))
     scheduler.submit(failing)
     with pytest.raises(JobFailed, match=error.__name__):
         list(failing.segments())
     decoder.refuse = None
-    job = job_of(decoder, range(50))
+    job = job_of(scheduler, decoder, range(50))
     scheduler.submit(job)
     assert len(list(job.segments())) == len(job.schedule.segments)
 
@@ -102,7 +115,7 @@ def test_waiting_for_the_reader_does_not_count_as_a_slow_computation(
     scheduler: Scheduler, decoder: RefusingDecoder
 ) -> None:
     before = scheduler.predicted_chunk_ns()
-    job = job_of(decoder, range(100), bound_nbytes=1)
+    job = job_of(scheduler, decoder, range(100), bound_nbytes=1)
     scheduler.submit(job)
     threading.Event().wait(1.0)
     list(job.segments())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import oracle_llama
+import oracle_decoder
 import pytest
 import torch
 
@@ -50,7 +50,7 @@ class Case:
     def expected(self, window: int | None) -> np.ndarray:
         """The oracle knows whole prompts only: queries of the prefix are made up and left out of the result."""
         prefix = np.zeros((self.start, *self.q.shape[1:]))
-        out = oracle_llama.attend(np.concatenate([prefix, self.q]), self.k, self.v, window)
+        out = oracle_decoder.attend(np.concatenate([prefix, self.q]), self.k, self.v, window, HEAD_DIM**-0.5)
         return out.reshape(len(self.k), -1, HEAD_DIM)[self.start :]
 
 
