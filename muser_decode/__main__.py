@@ -14,6 +14,7 @@ from muser_decode.blas import load_blas
 from muser_decode.config import add_arguments
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     except (WireError, DecodeError) as error:
         print(f"muser-decode: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return 0
 
 

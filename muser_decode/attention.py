@@ -1,5 +1,6 @@
 """Causal attention over a cache, for one token or a chunk of them, and the rotary positions before it.
 
+A layer with a window sees only the last positions: its keys begin at the first that the first query sees.
 Heads share keys and values in groups: query head h reads KV head h // (heads / kv_heads). On a GPU both
 are one kernel of mlx. Its CPU versions are long chains of small operations, so there the same formulas
 are written here with fewer, and with powers of two: on Linux `mx.power` takes 4 ns an element, `mx.exp`
@@ -8,20 +9,21 @@ and `mx.softmax` 16.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from muser_decode.numerics import on_gpu
+from muser_decode.pointwise import LOG2_E
 from muser_wire.model.spec import RopeSpec
 
-LOG2_E = math.log2(math.e)
-
 BLOCK_ROWS = 128
-"""Query rows of a block on the CPU: bounds the score matrix, and skips keys that lie after the block."""
+"""Query rows of a block on the CPU: bounds the score matrix, and skips keys that no row of the block sees."""
+
+KERNEL_ROWS = 1024
+"""Query rows of a block of a sliding layer on a GPU: enough to fill it, few enough to skip keys outside the window."""
 
 
 class RopeKernel:
@@ -29,7 +31,7 @@ class RopeKernel:
 
     def __init__(self, spec: RopeSpec) -> None:
         self._dims = spec.rotary_dim
-        self._periods = mx.array((1.0 / _frequencies(spec)).astype(np.float32))
+        self._periods = mx.array((1.0 / np.array(spec.inverse_frequencies())).astype(np.float32))
 
     def __call__(self, x: mx.array, offset: int) -> mx.array:
         """Return `x` `[heads, tokens, head_dim]`, whose first token is at position `offset`, rotated."""
@@ -43,25 +45,25 @@ class RopeTable:
     """Rotary positions by tables computed in float64, rounded to float32: exact to rounding at any position."""
 
     def __init__(self, spec: RopeSpec, positions: int) -> None:
-        angles = np.outer(np.arange(positions), _frequencies(spec))
+        angles = np.outer(np.arange(positions), spec.inverse_frequencies())
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self._same = mx.array(np.concatenate([cos, cos], axis=1))
         self._crossed = mx.array(np.concatenate([-sin, sin], axis=1))
-        self._half = spec.rotary_dim // 2
+        self._dims = spec.rotary_dim
 
     def __call__(self, x: mx.array, offset: int) -> mx.array:
         """Return `x` `[heads, tokens, head_dim]`, whose first token is at position `offset`, rotated."""
-        rows = slice(offset, offset + x.shape[1])
-        crossed = mx.concatenate([x[..., self._half :], x[..., : self._half]], axis=-1)
+        if x.shape[-1] == self._dims:
+            return self._rotated(x, offset)
+        return mx.concatenate([self._rotated(x[..., : self._dims], offset), x[..., self._dims :]], axis=-1)
+
+    def _rotated(self, x: mx.array, offset: int) -> mx.array:
+        rows, half = slice(offset, offset + x.shape[1]), self._dims // 2
+        crossed = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
         return (x * self._same[rows] + crossed * self._crossed[rows]).astype(x.dtype)
 
 
 Rope = RopeKernel | RopeTable
-
-
-def _frequencies(spec: RopeSpec) -> np.ndarray:
-    """Return the angle per position of each pair, float64 `[rotary_dim / 2]`."""
-    return spec.theta ** (-np.arange(0, spec.rotary_dim, 2, dtype=np.float64) / spec.rotary_dim)
 
 
 def rope_for(spec: RopeSpec, positions: int) -> Rope:
@@ -71,61 +73,103 @@ def rope_for(spec: RopeSpec, positions: int) -> Rope:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Query rows [start, stop) of a chunk, how many keys the last of them sees, and what the others do not."""
+    """Query rows [start, stop) of a chunk, the keys [first, last) that they see, and which of them each row sees.
+
+    `mask`, `[rows, keys]`, is true where a row sees a key, or is what to add to scores.
+    """
 
     start: int
     stop: int
-    keys: int
+    first: int
+    last: int
     mask: mx.array
 
 
-def query_blocks(offset: int, tokens: int) -> tuple[QueryBlock, ...]:
-    """Return the blocks of a chunk whose first token is at position `offset`; all layers share them."""
+def query_blocks(offset: int, tokens: int, window: int | None, rows: int) -> tuple[QueryBlock, ...]:
+    """Return the blocks, of `rows` query rows each, of a chunk whose first token is at position `offset`.
+
+    Keys count from the first position that the first query sees. Layers with the same window share the blocks.
+    """
+    width = offset + tokens if window is None else window
+    base = max(0, offset - width + 1)
     blocks = []
-    for start in range(0, tokens, BLOCK_ROWS):
-        stop = min(tokens, start + BLOCK_ROWS)
-        last_seen = mx.arange(offset + start, offset + stop)[:, None]
-        mask = mx.where(mx.arange(offset + stop)[None] <= last_seen, 0.0, -mx.inf)
-        blocks.append(QueryBlock(start, stop, offset + stop, mask))
+    for start in range(0, tokens, rows):
+        stop = min(tokens, start + rows)
+        first, last = max(0, offset + start - width + 1), offset + stop
+        distance = mx.arange(offset + start, last)[:, None] - mx.arange(first, last)[None]
+        visible = (distance >= 0) & (distance < width)
+        blocks.append(QueryBlock(start, stop, first - base, last - base, visible))
     return tuple(blocks)
 
 
-def attend_kernel(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-    """Return attention `[tokens, heads * dim]` by mlx, of q `[heads, tokens, dim]`, k, v `[kv_heads, keys, dim]`.
+Attend = Callable[[mx.array, mx.array, mx.array], mx.array]
+"""Attention `[tokens, heads * dim]` of q `[heads, tokens, dim]` over k, v `[kv_heads, keys, dim]`.
 
-    The last query row is at the last key's position; earlier rows see correspondingly fewer keys.
-    """
-    mask = "causal" if q.shape[1] > 1 else None
-    out = mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=q.shape[-1] ** -0.5, mask=mask)
+The last query is at the last key's position. The first key is the first that the first query sees.
+"""
+
+
+def attention_of_one(scale: float) -> Attend:
+    """Return this device's attention of a single query, which sees every key that there is."""
+    if on_gpu():
+        return lambda q, k, v: attend_kernel(q, k, v, scale)
+    return lambda q, k, v: attend_one(q, k, v, scale)
+
+
+def attention_of_chunk(offset: int, tokens: int, window: int | None, scale: float) -> Attend:
+    """Return this device's attention of a chunk whose first token is at position `offset`."""
+    if not on_gpu():
+        blocks = query_blocks(offset, tokens, window, BLOCK_ROWS)
+        added = [replace(block, mask=mx.where(block.mask, 0.0, -mx.inf)) for block in blocks]
+        return lambda q, k, v: attend_blocks(q, k, v, scale, added)
+    if window is None or offset + tokens <= window:
+        return lambda q, k, v: attend_kernel(q, k, v, scale)
+    blocks = query_blocks(offset, tokens, window, KERNEL_ROWS)
+    return lambda q, k, v: attend_kernel_blocks(q, k, v, scale, blocks)
+
+
+def attend_kernel(q: mx.array, k: mx.array, v: mx.array, scale: float, visible: mx.array | None = None) -> mx.array:
+    """Return attention by mlx. Without `visible`, `[tokens, keys]`, each query sees the keys up to its own position."""
+    mask = visible if visible is not None else "causal" if q.shape[1] > 1 else None
+    out = mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=mask)
     return out.squeeze(0).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
 
-def attend_one(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-    """Return attention of a single query row, as `attend_kernel` does; a group's heads are rows of one product."""
+def attend_kernel_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, blocks: Sequence[QueryBlock]) -> mx.array:
+    """Return attention of a chunk by mlx, block by block of query rows."""
+    outputs = []
+    for block in blocks:
+        rows, keys = slice(block.start, block.stop), slice(block.first, block.last)
+        outputs.append(attend_kernel(q[:, rows], k[:, keys], v[:, keys], scale, block.mask))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+def attend_one(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+    """Return attention of a single query; a group's heads are rows of one product."""
     kv_heads, _, dim = k.shape
-    scores = _log2_scores(q).reshape(kv_heads, -1, dim) @ k.swapaxes(1, 2)
+    scores = _log2_scores(q, scale).reshape(kv_heads, -1, dim) @ k.swapaxes(1, 2)
     return _weighted(scores, v).reshape(1, -1)
 
 
-def attend_blocks(q: mx.array, k: mx.array, v: mx.array, blocks: Sequence[QueryBlock]) -> mx.array:
-    """Return attention of a chunk, as `attend_kernel` does, block by block of query rows."""
+def attend_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, blocks: Sequence[QueryBlock]) -> mx.array:
+    """Return attention of a chunk, block by block of query rows, whose masks are added to their scores."""
     kv_heads, _, dim = k.shape
     group = q.shape[0] // kv_heads
-    q = _log2_scores(q)
+    q = _log2_scores(q, scale)
     outputs = []
     for block in blocks:
         rows = block.stop - block.start
         folded = q[:, block.start : block.stop].reshape(kv_heads, group * rows, dim)
-        scores = folded @ k[:, : block.keys].swapaxes(1, 2)
+        scores = folded @ k[:, block.first : block.last].swapaxes(1, 2)
         masked = (scores.reshape(kv_heads, group, rows, -1) + block.mask).reshape(scores.shape)
-        out = _weighted(masked, v[:, : block.keys])
+        out = _weighted(masked, v[:, block.first : block.last])
         outputs.append(out.reshape(kv_heads * group, rows, dim).transpose(1, 0, 2).reshape(rows, -1))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
-def _log2_scores(q: mx.array) -> mx.array:
+def _log2_scores(q: mx.array, scale: float) -> mx.array:
     """Return queries whose products with keys are scores in powers of two."""
-    return q * (q.shape[-1] ** -0.5 * LOG2_E)
+    return q * (scale * LOG2_E)
 
 
 def _weighted(scores: mx.array, v: mx.array) -> mx.array:

@@ -80,6 +80,7 @@ class OpenedHandoff:
     schedule: Schedule
     stream: FrameStream
     predicted_chunk_s: float
+    predicted_wait_s: float
 
 
 class ProducerClient:
@@ -93,6 +94,7 @@ class ProducerClient:
         self._consumer = consumer
         self._status = ProducerStatus(ProducerState.UNKNOWN, "not asked yet")
         self._node_key = node_key
+        self._refreshing = threading.Lock()
         self._stopped = threading.Event()
         self._monitor = threading.Thread(target=self._watch, name="producer-monitor", daemon=True)
 
@@ -114,7 +116,12 @@ class ProducerClient:
             self._monitor.join(CALL_TIMEOUT_S + POLL_S)
 
     def refresh(self) -> ProducerStatus:
-        """Ask the producer what it is and compare it with this node."""
+        """Ask the producer what it is and compare it with this node. One at a time: an older answer never wins."""
+        with self._refreshing:
+            self._status = self._ask_status()
+            return self._status
+
+    def _ask_status(self) -> ProducerStatus:
         try:
             description = decode_description(self._channel.describe(encode_describe_request(), CALL_TIMEOUT_S))
             self._check(description)
@@ -126,11 +133,12 @@ class ProducerClient:
         if (status.state, status.reason) != (self._status.state, self._status.reason):
             level = logging.INFO if status.state is ProducerState.READY else logging.WARNING
             _log.log(level, "producer state=%s reason=%s", status.state.value, status.reason or "-")
-        self._status = status
         return status
 
-    def open(self, prompt_ids: Sequence[int]) -> OpenedHandoff:
+    def open(self, prompt_ids: Sequence[int], held_tokens: int = 0) -> OpenedHandoff:
         """Open a handoff for a prompt of at least two tokens and start its stream.
+
+        The first `held_tokens`, windows included, are here already and do not travel [4.2].
 
         Raises:
             WireError: the producer is not ready, differs, refuses or cannot be reached; the message says which.
@@ -139,7 +147,7 @@ class ProducerClient:
         if status.description is None:
             raise HandoffRefused(status.state.value, status.reason)
         try:
-            return self._open(status.description, prompt_ids)
+            return self._open(status.description, prompt_ids, held_tokens)
         except HandoffRefused as refused:
             if refused.reason != "stale_incarnation":
                 raise
@@ -147,16 +155,16 @@ class ProducerClient:
         status = self.refresh()
         if status.description is None:
             raise HandoffRefused(status.state.value, status.reason)
-        return self._open(status.description, prompt_ids)
+        return self._open(status.description, prompt_ids, held_tokens)
 
-    def _open(self, description: Description, prompt_ids: Sequence[int]) -> OpenedHandoff:
+    def _open(self, description: Description, prompt_ids: Sequence[int], held_tokens: int) -> OpenedHandoff:
         consumer = self._consumer
         request = HandoffRequest(
             handoff_id=os.urandom(ID_NBYTES),
             expected=consumer.identities,
             incarnation=description.incarnation,
             token_ids=np.asarray(prompt_ids, dtype=np.uint32),
-            held_tokens=0,
+            held_tokens=held_tokens,
             policy=WindowPolicy.ROLLING,
             secret=os.urandom(SECRET_NBYTES),
             allow_unqualified=consumer.allow_unqualified,
@@ -176,7 +184,9 @@ class ProducerClient:
             terms, request.secret, description.node_key, allow_unqualified=consumer.allow_unqualified
         )
         stream = self._channel.stream(encode_stream_request(acceptance.ticket), description.data_port)
-        return OpenedHandoff(handoff, schedule, stream, acceptance.predicted_chunk_ns / 1e9)
+        return OpenedHandoff(
+            handoff, schedule, stream, acceptance.predicted_chunk_ns / 1e9, acceptance.predicted_wait_ns / 1e9
+        )
 
     def _ask(self, request: HandoffRequest, schedule: Schedule) -> Acceptance:
         answer = decode_open_answer(self._channel.open(encode_handoff_request(request), CALL_TIMEOUT_S))
@@ -198,4 +208,8 @@ class ProducerClient:
 
     def _watch(self) -> None:
         while not self._stopped.wait(POLL_S):
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception as error:  # outermost loop of the monitor: a fault must not leave an old status standing
+                _log.exception("producer_monitor_failed")
+                self._status = ProducerStatus(ProducerState.UNREACHABLE, f"internal: {type(error).__name__}")

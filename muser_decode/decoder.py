@@ -5,34 +5,32 @@ Everything is lazy until evaluated, and belongs to the thread that made it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
 
 import mlx.core as mx
 
-from muser_decode.attention import LOG2_E, Rope, attend_blocks, attend_kernel, attend_one, query_blocks, rope_for
+from muser_decode.attention import Attend, attention_of_chunk, attention_of_one
 from muser_decode.engine.cache import KVCache
 from muser_decode.errors import ModelNotSupported
-from muser_decode.linear import Linear, dense, packed
-from muser_decode.numerics import check_types, on_gpu, round_kv
+from muser_decode.layer import Layer, LayerLoader
+from muser_decode.linear import Linear
+from muser_decode.numerics import check_types
+from muser_decode.pointwise import pointwise
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.model.checkpoint import Checkpoint
-from muser_wire.model.spec import ModelSpec, RopeSpec
+from muser_wire.model.spec import LayerSpec, ModelSpec, QKNorm, RopeSpec
 
-Attend = Callable[[mx.array, mx.array, mx.array], mx.array]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's weights and what it does to positions."""
-
-    attn_norm: mx.array
-    qkv: Linear
-    rope: Rope | None
-    o: Linear
-    mlp_norm: mx.array
-    gate_up: Linear
-    down: Linear
+KNOWN = {
+    ModelSpec: {
+        *("qk_norm", "attention_gate", "post_norm_eps", "activation"),
+        *("embedding_scale", "embedding_norm", "logit_scale", "logit_softcap"),
+    },
+    LayerSpec: {"window", "rope"},
+    RopeSpec: {"scaling"},
+    QKNorm: {"weighted", "eps"},
+}
+"""The additions to the plain decoder that this one computes: fields of a spec that may differ from their default."""
 
 
 class MlxDecoder:
@@ -52,15 +50,12 @@ class MlxDecoder:
         self.spec: ModelSpec = checkpoint.spec
         self.geometry = Geometry.of(self.spec, kv_element)
         self._dtype, self._element = dtype, kv_element
-        loader = _Loader(checkpoint, dtype, packed)
+        self._pointwise = pointwise(self.spec, kv_element)
+        loader = LayerLoader(checkpoint, dtype, packed)
         self._embed = loader.linear("embed.weight")
         self._layers = [loader.layer(index) for index in range(len(self.spec.layers))]
         self._final_norm = loader.vector("final_norm.weight")
         self._head = self._embed if self.spec.tied_embeddings else loader.linear("head.weight")
-        self._on_gpu = on_gpu()
-        # On the CPU, mx.compile runs a C++ compiler, which a user's machine need not have.
-        self._swiglu = mx.compile(swiglu, shapeless=True) if self._on_gpu else swiglu_cpu
-        self._round = mx.compile(self._round_kv, shapeless=True) if self._on_gpu else self._round_kv
 
     def new_cache(self) -> KVCache:
         """Return an empty cache for one generation."""
@@ -69,14 +64,18 @@ class MlxDecoder:
     def prefill_chunk(self, ids: Sequence[int], cache: KVCache) -> None:
         """Compute keys and values of `ids` at the positions after the cache's last, and evaluate them.
 
-        No logits, and nothing of the last layer beyond its keys and values: nobody reads it.
+        No logits, and nothing of the last layer beyond its keys and values: nobody reads it. A cache on
+        which this failed is of no more use.
         """
         cache.reserve(cache.length + len(ids))
-        attend = attend_kernel if self._on_gpu else self._block_attention(cache.length, len(ids))
+        attend = {
+            window: attention_of_chunk(cache.length, len(ids), window, self.spec.attention_scale)
+            for window in set(self.geometry.windows)
+        }
         x = self._rows(mx.array(list(ids)))
         for index, layer in enumerate(self._layers[:-1]):
-            x = self._layer(index, layer, x, cache, attend)
-        self._keys_and_values(len(self._layers) - 1, self._layers[-1], x, cache)
+            x = self._layer(index, layer, x, cache, attend[self.geometry.windows[index]])
+        self._queries(len(self._layers) - 1, self._layers[-1], x, cache)
         mx.eval(cache.arrays)
         # What a long chunk needed is of no size that decoding asks for again.
         mx.clear_cache()
@@ -88,108 +87,73 @@ class MlxDecoder:
         `token` holds one id, of any shape; it may itself be the unevaluated result of the step before.
         """
         cache.reserve(cache.length + 1)
-        attend = attend_kernel if self._on_gpu else attend_one
+        attend = attention_of_one(self.spec.attention_scale)
         x = self._rows(token.reshape(1))
         for index, layer in enumerate(self._layers):
             x = self._layer(index, layer, x, cache, attend)
         cache.commit(cache.length + 1)
-        return self._head(self._norm(x, self._final_norm)).reshape(-1).astype(mx.float32)
+        x = mx.fast.rms_norm(x, self._final_norm, self.spec.norm_eps)
+        return self._pointwise.logits(self._head(x).reshape(-1))
 
     def _rows(self, ids: mx.array) -> mx.array:
-        return self._embed.rows(ids).astype(self._dtype)
-
-    def _norm(self, x: mx.array, weight: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, weight, self.spec.norm_eps)
-
-    def _round_kv(self, x: mx.array) -> mx.array:
-        return round_kv(x, self._element)
-
-    @staticmethod
-    def _block_attention(offset: int, tokens: int) -> Attend:
-        blocks = query_blocks(offset, tokens)
-        return lambda q, k, v: attend_blocks(q, k, v, blocks)
+        """Return the residual stream before the first layer."""
+        x = self._embed.rows(ids).astype(self._dtype)
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
+        return mx.fast.rms_norm(x, None, self.spec.norm_eps) if self.spec.embedding_norm else x
 
     def _layer(self, index: int, layer: Layer, x: mx.array, cache: KVCache, attend: Attend) -> mx.array:
         """Return the residual stream `[tokens, hidden]` after one layer."""
-        x = layer.o.added(x, attend(*self._keys_and_values(index, layer, x, cache)))
-        gate, up = mx.split(layer.gate_up(self._norm(x, layer.mlp_norm)), 2, axis=-1)
-        return layer.down.added(x, self._swiglu(gate, up))
+        spec = self.spec
+        z, q, k, v = self._queries(index, layer, x, cache)
+        out = attend(q, k, v)
+        if spec.attention_gate:
+            out = self._pointwise.gated(out, z[:, -spec.heads * spec.head_dim :])
+        x = self._added(x, layer.o, out, layer.attn_post_norm)
+        gate, up = mx.split(layer.gate_up(mx.fast.rms_norm(x, layer.mlp_norm, spec.norm_eps)), 2, axis=-1)
+        return self._added(x, layer.down, self._pointwise.activated(gate, up), layer.mlp_post_norm)
 
-    def _keys_and_values(
+    def _added(self, x: mx.array, linear: Linear, y: mx.array, post_norm: mx.array | None) -> mx.array:
+        """Return the residual stream with a half layer's result, normalised where the model does that."""
+        if post_norm is None or self.spec.post_norm_eps is None:
+            return linear.added(x, y)
+        return x + mx.fast.rms_norm(linear(y), post_norm, self.spec.post_norm_eps)
+
+    def _queries(
         self, index: int, layer: Layer, x: mx.array, cache: KVCache
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """Append one layer's keys and values; return its queries `[heads, tokens, head_dim]` and all it sees."""
-        heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
-        z = layer.qkv(self._norm(x, layer.attn_norm))
-        z = z.reshape(-1, heads + 2 * kv_heads, dim).transpose(1, 0, 2)
-        qk, v = z[: heads + kv_heads], z[heads + kv_heads :]
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """Append one layer's keys and values to the cache.
+
+        Returns all projections `[tokens, out]`, the queries `[heads, tokens, head_dim]`, and the keys and
+        values that they see. Queries and keys are normalised and rotated together.
+        """
+        spec = self.spec
+        z = layer.projections(mx.fast.rms_norm(x, layer.attn_norm, spec.norm_eps))
+        rows = z.reshape(x.shape[0], -1, spec.head_dim).transpose(1, 0, 2)
+        both = spec.heads + spec.kv_heads
+        qk, v = rows[:both], rows[both : both + spec.kv_heads]
+        if spec.qk_norm is not None:
+            qk = mx.fast.rms_norm(qk, None, spec.qk_norm.eps)
+        if layer.qk_norm is not None:
+            qk = qk * layer.qk_norm
         if layer.rope is not None:
             qk = layer.rope(qk, cache.length)
-        rows = self._round(mx.concatenate([qk[heads:], v]))
-        return qk[:heads], *cache.append(index, rows)
-
-
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return silu(gate) * up; compiled on a GPU, where it is one kernel."""
-    return gate * mx.sigmoid(gate) * up
-
-
-def swiglu_cpu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return silu(gate) * up by a power of two: on Linux a third of the time of the sigmoid."""
-    return gate / (1.0 + mx.power(2.0, gate * -LOG2_E)) * up
+        return z, qk[: spec.heads], *cache.append(index, self._pointwise.joined(qk[spec.heads :], v))
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Check that this decoder has everything that a model has.
-
-    Fields of a spec that have a default are additions to the plain decoder; here they must be at it.
+    """Check that this decoder has everything that a model has, so that no addition is passed over in silence.
 
     Raises:
-        ModelNotSupported: a layer slides or rotates part of a head, or the model has an addition.
+        ModelNotSupported: a field of the spec that this decoder does not know is not at its default.
     """
-    ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-    parts: tuple[ModelSpec | RopeSpec, ...] = (spec, *ropes)
+    ropes = (layer.rope for layer in spec.layers)
+    parts: set[ModelSpec | LayerSpec | RopeSpec | QKNorm | None] = {spec, *spec.layers, *ropes, spec.qk_norm}
     for part in parts:
+        if part is None:
+            continue
+        known = next(names for kind, names in KNOWN.items() if isinstance(part, kind))
         for field in fields(part):
             value = getattr(part, field.name)
-            if field.default is not MISSING and value != field.default:
+            if field.default is not MISSING and field.name not in known and value != field.default:
                 raise ModelNotSupported(f"{type(part).__name__}.{field.name} is {value}: not supported")
-    for index, layer in enumerate(spec.layers):
-        if layer.window is not None:
-            raise ModelNotSupported(f"layer {index} has a window of {layer.window}: sliding layers are not supported")
-        if layer.rope is not None and layer.rope.rotary_dim != spec.head_dim:
-            raise ModelNotSupported(f"layer {index} rotates {layer.rope.rotary_dim} of {spec.head_dim} components")
-
-
-class _Loader:
-    """Reads a checkpoint's tensors into this decoder's layouts, one layer at a time."""
-
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, keep_packed: bool) -> None:
-        self._checkpoint, self._dtype = checkpoint, dtype
-        self._build = packed if keep_packed else dense
-        self._ropes: dict[RopeSpec, Rope] = {}
-
-    def linear(self, *names: str) -> Linear:
-        return self._build([self._checkpoint.weight(name) for name in names], self._dtype)
-
-    def vector(self, name: str) -> mx.array:
-        return mx.array(self._checkpoint.weight(name).f32()).astype(self._dtype)
-
-    def layer(self, index: int) -> Layer:
-        at = f"layers.{index}"
-        return Layer(
-            attn_norm=self.vector(f"{at}.attn_norm.weight"),
-            qkv=self.linear(*(f"{at}.attn.{part}.weight" for part in "qkv")),
-            rope=self._rope(self._checkpoint.spec.layers[index].rope),
-            o=self.linear(f"{at}.attn.o.weight"),
-            mlp_norm=self.vector(f"{at}.mlp_norm.weight"),
-            gate_up=self.linear(f"{at}.mlp.gate.weight", f"{at}.mlp.up.weight"),
-            down=self.linear(f"{at}.mlp.down.weight"),
-        )
-
-    def _rope(self, spec: RopeSpec | None) -> Rope | None:
-        if spec is None:
-            return None
-        if spec not in self._ropes:
-            self._ropes[spec] = rope_for(spec, self._checkpoint.spec.max_positions)
-        return self._ropes[spec]

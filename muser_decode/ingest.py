@@ -24,22 +24,31 @@ from muser_wire.trace import now_ns, span
 WATCH_S = 0.1
 """How often, in seconds, the progress watch and a wait for a slot look up."""
 
+SLOT_WAIT_S = 120.0
+"""How long a handoff waits for staging memory, in seconds: other requests' chunks take some 10 s each on a slow CPU."""
+
 _log = logging.getLogger(__name__)
 
 
 class RemoteSource:
-    """See `muser_decode.engine.source.KVSource`: the engine's thread calls, a thread of its own receives."""
+    """See `muser_decode.engine.source.KVSource`: the engine's thread calls, a thread of its own receives.
 
-    def __init__(self, client: ProducerClient, prompt_ids: Sequence[int]) -> None:
+    `held_tokens` leading tokens are in the engine's cache when this begins.
+    """
+
+    def __init__(self, client: ProducerClient, prompt_ids: Sequence[int], held_tokens: int = 0) -> None:
         self._client = client
         self._prompt_ids = prompt_ids
+        self._held_tokens = held_tokens
         self._lock = threading.Lock()
         self._posted: deque[StagedChunk | SourceDone | SourceFailed] = deque()
         self._cancelled = threading.Event()
         self._receiver: _Receiver | None = None
+        self._slots: SlotPool | None = None
 
     def begin(self, slots: SlotPool) -> None:
         """See `KVSource`."""
+        self._slots = slots
         threading.Thread(target=self._run, args=(slots,), name="ingest", daemon=True).start()
 
     def poll(self) -> StagedChunk | SourceDone | SourceFailed | None:
@@ -48,10 +57,13 @@ class RemoteSource:
             return self._posted.popleft() if self._posted else None
 
     def cancel(self) -> None:
-        """See `KVSource`; slots that were never polled are released by the receiving thread."""
-        self._cancelled.set()
+        """See `KVSource`. Nothing stays posted afterwards, whether the handoff still runs or has ended."""
         with self._lock:
+            self._cancelled.set()
             receiver = self._receiver
+            unpolled, self._posted = self._posted, deque()
+        for item in unpolled:
+            self._give_back(item)
         if receiver is not None:
             receiver.cancel()
 
@@ -59,44 +71,44 @@ class RemoteSource:
         receiver: _Receiver | None = None
         started = time.monotonic()
         try:
-            opened = self._client.open(self._prompt_ids)
+            opened = self._client.open(self._prompt_ids, self._held_tokens)
             receiver = _Receiver(opened, slots, self._cancelled)
             with self._lock:
                 self._receiver = receiver
-            if self._cancelled.is_set():
+                cancelled = self._cancelled.is_set()
+            if cancelled:
                 receiver.cancel()
             for chunk in receiver.chunks():
-                self._post(slots, chunk)
-            self._post(slots, receiver.done())
+                self._post(chunk)
+            self._post(receiver.done())
         except WireError as error:
-            self._fail(slots, receiver, f"{error.code}: {error}")
+            self._fail(receiver, f"{error.code}: {error}")
         except Exception as error:  # outermost: whatever broke, the engine must hear of it and go on locally
             _log.exception("ingest_failed")
-            self._fail(slots, receiver, f"internal: {type(error).__name__}")
+            self._fail(receiver, f"internal: {type(error).__name__}")
         finally:
-            _log.info("ingest_ended seconds=%.3f cancelled=%s", time.monotonic() - started, self._cancelled.is_set())
-            self._release_unpolled(slots)
+            _log.debug("ingest_ended seconds=%.3f cancelled=%s", time.monotonic() - started, self._cancelled.is_set())
 
-    def _fail(self, slots: SlotPool, receiver: _Receiver | None, reason: str) -> None:
+    def _fail(self, receiver: _Receiver | None, reason: str) -> None:
         failed = SourceFailed(reason, 0.0, 0, 0, "") if receiver is None else receiver.failed(reason)
         if not self._cancelled.is_set():
-            _log.warning("handoff_failed handoff=%s reason=%s", failed.handoff_id, reason)
-        self._post(slots, failed)
+            _log.warning("handoff_failed handoff=%s reason=%s", failed.handoff_id or "-", reason)
+        self._post(failed)
 
-    def _post(self, slots: SlotPool, item: StagedChunk | SourceDone | SourceFailed) -> None:
+    def _post(self, item: StagedChunk | SourceDone | SourceFailed) -> None:
+        """Hand something to the engine; after a cancel nobody polls, so a slot goes straight back."""
         with self._lock:
-            self._posted.append(item)
-        slots.wake()
+            wanted = not self._cancelled.is_set()
+            if wanted:
+                self._posted.append(item)
+        if not wanted:
+            self._give_back(item)
+        elif self._slots is not None:
+            self._slots.wake()
 
-    def _release_unpolled(self, slots: SlotPool) -> None:
-        """After a cancel nobody polls: give back the slots of chunks that wait."""
-        if not self._cancelled.is_set():
-            return
-        with self._lock:
-            unpolled, self._posted = self._posted, deque()
-        for item in unpolled:
-            if isinstance(item, StagedChunk):
-                slots.release(item.slot)
+    def _give_back(self, item: StagedChunk | SourceDone | SourceFailed) -> None:
+        if isinstance(item, StagedChunk) and self._slots is not None:
+            self._slots.release(item.slot)
 
 
 class _Receiver:
@@ -106,7 +118,7 @@ class _Receiver:
         self._opened = opened
         self._slots = slots
         self._cancelled = cancelled
-        self._watch = ProgressWatch(opened.predicted_chunk_s, time.monotonic())
+        self._watch = ProgressWatch(opened.predicted_chunk_s, opened.predicted_wait_s, time.monotonic())
         self._stalled: ProgressTimeout | None = None
         self._ended = threading.Event()
         self._staging = _Staging(opened.schedule, self._wait_for_slot)
@@ -155,6 +167,7 @@ class _Receiver:
             event = handoff.receive(raw, self._staging.destination)
             self._watch.progress(time.monotonic())
             if isinstance(event, SegmentVerified):
+                self._watch.computing()
                 span("verify", event.segment.index, started_ns)
                 self._segments += 1
                 self._payload_nbytes += event.segment.nbytes
@@ -164,13 +177,20 @@ class _Receiver:
         handoff.end_of_input()
 
     def _wait_for_slot(self) -> StagingSlot:
-        """Return a free slot. While this side waits for its own engine, the producer is not to blame."""
-        while not self._cancelled.is_set() and not self._ended.is_set():
+        """Return a free slot. While this side waits for its own engine, the producer is not to blame.
+
+        Raises:
+            TransportError: the handoff was cancelled, or no slot became free in time.
+        """
+        deadline = time.monotonic() + SLOT_WAIT_S
+        while not self._cancelled.is_set() and time.monotonic() < deadline:
             slot = self._slots.acquire(WATCH_S)
             self._watch.progress(time.monotonic())
             if slot is not None:
                 return slot
-        raise TransportError("the handoff was cancelled while it waited for memory")
+        if self._cancelled.is_set():
+            raise TransportError("the handoff was cancelled while it waited for memory")
+        raise TransportError(f"no staging memory became free within {SLOT_WAIT_S:.0f} s")
 
     def _watch_progress(self) -> None:
         while not self._ended.wait(WATCH_S):

@@ -1,4 +1,4 @@
-"""Projections in three layouts. Each multiplies `[tokens, in]` to `[tokens, out]` and returns single rows.
+"""Projections in four layouts. Each multiplies `[tokens, in]` to `[tokens, out]` and returns single rows.
 
 Which layout is fast depends on the device:
 
@@ -7,24 +7,34 @@ Which layout is fast depends on the device:
   the matrix first, a copy each token; a tile of 64 columns takes its direct kernel instead and reads at
   memory speed: 2 to 4 times as fast for one token, as fast as before for many. The reference BLAS gains
   a factor of 2 for any number.
-- `Packed`: quantised integers with a scale and an offset for each 32 of them; least memory.
+- `Packed`: quantised integers with a scale and an offset for each group of them; least memory.
+- `BlockScaled`: small floating-point codes with a scale for each block, and one for the whole tensor.
+
+Dense layouts are filled block by block of rows, so that loading needs little more memory than the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
 
 import mlx.core as mx
 import numpy as np
 
 from muser_decode.errors import ModelNotSupported
 from muser_decode.numerics import name_of, on_gpu
+from muser_wire.model.blockscaled import BlockScaledWeight
 from muser_wire.model.checkpoint import Weight
 from muser_wire.model.encodings import AffineWeight
 
 TILE = 64
 """Output columns of a tile. 32 is as fast, 96 and more lose (measured with OpenBLAS 0.3.21, AVX-512)."""
+
+BLOCK_NBYTES = 16 << 20
+"""How much of a matrix is float32 at a time while it is loaded or packed."""
+
+Form = AffineWeight | BlockScaledWeight | None
+"""How a weight can be kept packed; None: it cannot."""
 
 
 class Linear(Protocol):
@@ -42,7 +52,7 @@ class Linear(Protocol):
 
 
 class Rows(Linear):
-    """A dense matrix as stored."""
+    """A dense matrix `[out, in]` as stored."""
 
     def __init__(self, weight: mx.array) -> None:
         self._weight = weight
@@ -63,13 +73,10 @@ class Rows(Linear):
 
 
 class Tiles(Linear):
-    """A dense matrix cut into tiles of 64 outputs; the last one is padded with zeros."""
+    """A dense matrix `[out, in]` cut into tiles `[out / 64, in, 64]`; the last one is padded with zeros."""
 
-    def __init__(self, weight: mx.array) -> None:
-        self._out, columns = weight.shape
-        padded = mx.pad(weight, [(0, -self._out % TILE), (0, 0)])
-        self._tiles = mx.contiguous(padded.reshape(-1, TILE, columns).transpose(0, 2, 1))
-        mx.eval(self._tiles)
+    def __init__(self, tiles: mx.array, out: int) -> None:
+        self._tiles, self._out = tiles, out
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x @ W.T`."""
@@ -82,13 +89,17 @@ class Tiles(Linear):
 
 
 class Packed(Linear):
-    """A quantised matrix, kept packed: w = q * scale + offset, in groups of 32 along the input."""
+    """A quantised matrix, kept packed: w = q * scale + offset, in groups along the input.
+
+    Raises:
+        ModelNotSupported: the compute type would round the scales, so the weights would change.
+    """
 
     def __init__(self, weights: Sequence[AffineWeight], dtype: mx.Dtype) -> None:
         self._bits, self._group = weights[0].bits, weights[0].group_size
         self._q = mx.array(np.concatenate([pack(weight.q, weight.bits) for weight in weights]))
-        self._scales = mx.array(np.concatenate([weight.scales for weight in weights])).astype(dtype)
-        self._offsets = mx.array(np.concatenate([weight.offsets for weight in weights])).astype(dtype)
+        self._scales = _exactly([weight.scales for weight in weights], dtype)
+        self._offsets = _exactly([weight.offsets for weight in weights], dtype)
         mx.eval(self._q, self._scales, self._offsets)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -102,6 +113,61 @@ class Packed(Linear):
         return mx.dequantize(
             self._q[ids], self._scales[ids], self._offsets[ids], group_size=self._group, bits=self._bits
         )
+
+
+def _exactly(parts: Sequence[np.ndarray], dtype: mx.Dtype) -> mx.array:
+    values = mx.array(np.concatenate(parts))
+    narrow = values.astype(dtype)
+    if not mx.array_equal(narrow.astype(mx.float32), values, equal_nan=True):
+        raise ModelNotSupported(f"packed weights need another compute type: {name_of(dtype)} rounds their scales")
+    return narrow
+
+
+class BlockScaled(Linear):
+    """Small floating-point codes with a scale for each block: w = code * scale * factor of the tensor.
+
+    The factor multiplies products, in float32: folded into the narrow scales of the blocks it would change
+    the weights. Before that products may be large.
+
+    Raises:
+        ModelNotSupported: the compute type is float16 and there are factors, without which products overflow it.
+    """
+
+    def __init__(self, weights: Sequence[BlockScaledWeight], dtype: mx.Dtype) -> None:
+        self._mode, self._dtype = weights[0].mode, dtype
+        self._codes = mx.array(np.concatenate([weight.packed for weight in weights]))
+        self._scales = mx.array(np.concatenate([weight.scales for weight in weights]))
+        factors = [np.full(len(weight.packed), weight.tensor_scale, np.float32) for weight in weights]
+        self._factors = mx.array(np.concatenate(factors))
+        self._scaled = any(weight.tensor_scale != 1.0 for weight in weights)
+        if self._scaled and dtype == mx.float16:
+            raise ModelNotSupported(f"{self._mode.encoding} with a factor of the tensor overflows float16")
+        self._multiplied = mx.compile(_multiplied, shapeless=True) if on_gpu() else _multiplied
+        mx.eval(self._codes, self._scales, self._factors)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return `x @ W.T`."""
+        y = mx.quantized_matmul(
+            x,
+            self._codes,
+            self._scales,
+            transpose=True,
+            group_size=self._mode.group_size,
+            bits=self._mode.bits,
+            mode=self._mode.name,
+        )
+        return self._multiplied(y, self._factors) if self._scaled else y
+
+    def rows(self, ids: mx.array) -> mx.array:
+        """Return rows `ids`."""
+        codes, scales = self._codes[ids], self._scales[ids]
+        group, bits = self._mode.group_size, self._mode.bits
+        y = mx.dequantize(codes, scales, group_size=group, bits=bits, mode=self._mode.name, dtype=self._dtype)
+        return self._multiplied(y, self._factors[ids][:, None]) if self._scaled else y
+
+
+def _multiplied(y: mx.array, factors: mx.array) -> mx.array:
+    return (y * factors).astype(y.dtype)
 
 
 class Joined(Linear):
@@ -128,36 +194,82 @@ def pack(q: np.ndarray, bits: int) -> np.ndarray:
         >>> [hex(word) for word in pack(np.arange(8, dtype=np.uint8)[None], bits=4)[0]]
         ['0x76543210']
     """
-    eights = q.reshape(q.shape[0], -1, 8).astype("<u8")
-    shifts = (np.arange(8, dtype="<u8") * bits).astype("<u8")
-    joined = np.bitwise_or.reduce(eights << shifts, axis=-1)
-    stream = joined[..., None].view(np.uint8)[..., :bits]
-    return np.ascontiguousarray(stream).reshape(q.shape[0], -1).view("<u4")
+    rows, columns = q.shape
+    packed = np.empty((rows, columns * bits // 32), "<u4")
+    for start, stop in _row_blocks(rows, columns):
+        eights = q[start:stop].reshape(stop - start, -1, 8).astype("<u8")
+        shifts = (np.arange(8, dtype="<u8") * bits).astype("<u8")
+        joined = np.bitwise_or.reduce(eights << shifts, axis=-1)
+        stream = np.ascontiguousarray(joined[..., None].view(np.uint8)[..., :bits])
+        packed[start:stop] = stream.reshape(stop - start, -1).view("<u4")
+    return packed
+
+
+def _row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of about BLOCK_NBYTES in float32, but for the last a multiple of a tile each."""
+    step = max(TILE, BLOCK_NBYTES // (4 * columns) // TILE * TILE)
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def _values(weights: Sequence[Weight], start: int, stop: int) -> np.ndarray:
+    """Return rows [start, stop), in float32, of matrices that lie one below the other."""
+    parts, top = [], 0
+    for weight in weights:
+        rows = weight.shape[0]
+        first, last = max(start - top, 0), min(stop - top, rows)
+        if first < last:
+            parts.append(weight.f32(first, last))
+        top += rows
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def dense(weights: Sequence[Weight], dtype: mx.Dtype) -> Linear:
     """Return the weights, one below the other, as a dense matrix in this device's layout."""
-    joined = mx.array(np.concatenate([weight.f32() for weight in weights])).astype(dtype)
-    return Rows(joined) if on_gpu() else Tiles(joined)
+    rows, columns = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+    return _filled_rows(weights, rows, columns, dtype) if on_gpu() else _filled_tiles(weights, rows, columns, dtype)
+
+
+def _filled_rows(weights: Sequence[Weight], rows: int, columns: int, dtype: mx.Dtype) -> Rows:
+    matrix = mx.zeros((rows, columns), dtype)
+    for start, stop in _row_blocks(rows, columns):
+        matrix[start:stop] = mx.array(_values(weights, start, stop)).astype(dtype)
+        mx.eval(matrix)
+    return Rows(matrix)
+
+
+def _filled_tiles(weights: Sequence[Weight], rows: int, columns: int, dtype: mx.Dtype) -> Tiles:
+    tiles = mx.zeros((-(-rows // TILE), columns, TILE), dtype)
+    for start, stop in _row_blocks(rows, columns):
+        block = mx.pad(mx.array(_values(weights, start, stop)), [(0, (start - stop) % TILE), (0, 0)])
+        cut = block.reshape(-1, TILE, columns).transpose(0, 2, 1)
+        tiles[start // TILE : -(-stop // TILE)] = cut.astype(dtype)
+        mx.eval(tiles)
+    return Tiles(tiles, rows)
 
 
 def packed(weights: Sequence[Weight], dtype: mx.Dtype) -> Linear:
     """Return the weights, one below the other, each packed where its encoding allows and dense where not.
 
     Raises:
-        ModelNotSupported: the compute type would round the scales, so the weights would change.
+        ModelNotSupported: the compute type does not go with the encoding.
     """
-    affine = [weight.affine() for weight in weights]
-    if all(part is None for part in affine):
-        return dense(weights, dtype)
-    if dtype == mx.bfloat16:
-        raise ModelNotSupported(f"packed weights need float32 or float16: {name_of(dtype)} rounds their scales")
-    whole = [part for part in affine if part is not None]
-    if len(whole) == len(weights) and len({(part.bits, part.group_size) for part in whole}) == 1:
-        return Packed(whole, dtype)
-    return Joined(
-        [
-            dense([weight], dtype) if part is None else Packed([part], dtype)
-            for weight, part in zip(weights, affine, strict=True)
-        ]
-    )
+    forms = [weight.affine() or weight.block_scaled() for weight in weights]
+    if len({_layout(form) for form in forms}) == 1:
+        return _built(weights, forms, dtype)
+    return Joined([_built([weight], [form], dtype) for weight, form in zip(weights, forms, strict=True)])
+
+
+def _layout(form: Form) -> object:
+    """Return what forms must have in common to become one matrix."""
+    if isinstance(form, AffineWeight):
+        return form.bits, form.group_size
+    return None if form is None else form.mode
+
+
+def _built(weights: Sequence[Weight], forms: Sequence[Form], dtype: mx.Dtype) -> Linear:
+    if isinstance(forms[0], AffineWeight):
+        return Packed(cast("Sequence[AffineWeight]", forms), dtype)
+    if isinstance(forms[0], BlockScaledWeight):
+        return BlockScaled(cast("Sequence[BlockScaledWeight]", forms), dtype)
+    return dense(weights, dtype)

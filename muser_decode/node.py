@@ -11,7 +11,9 @@ from muser_decode.api.backend import Cancellable
 from muser_decode.client import ProducerClient
 from muser_decode.engine.loop import Engine
 from muser_decode.engine.request import Event, EventSink, GenerationRequest, RouteReport
+from muser_decode.held import HeldSource, Rest
 from muser_decode.ingest import RemoteSource
+from muser_decode.keeper import Keeper
 from muser_decode.router import Router
 from muser_wire.identities import Identities, show
 from muser_wire.model.tokenizer import Tokenizer
@@ -32,13 +34,21 @@ class ServedModel:
 
 
 class DecodeNode:
-    """See `muser_decode.api.backend.ChatBackend`."""
+    """See `muser_decode.api.backend.ChatBackend`. `keeper` None: nothing of one request is kept for another."""
 
-    def __init__(self, model: ServedModel, engine: Engine, router: Router, client: ProducerClient | None) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: Engine,
+        router: Router,
+        client: ProducerClient | None,
+        keeper: Keeper | None = None,
+    ) -> None:
         self._model = model
         self._engine = engine
         self._router = router
         self._client = client
+        self._keeper = keeper
         self._lock = threading.Lock()
 
     @property
@@ -74,13 +84,25 @@ class DecodeNode:
                 self._learn(request, event)
             sink(event)
 
-        client = self._client
+        if self._keeper is not None and len(request.prompt_ids) > 1:
+            source = HeldSource(self._keeper, request.prompt_ids, lambda held: self._rest(request, held))
+            return self._engine.submit(request, watched, source)
+        rest = self._rest(request, 0)
+        if isinstance(rest, str):
+            return self._engine.submit(request, watched, None, rest)
+        return self._engine.submit(request, watched, rest)
+
+    def _rest(self, request: GenerationRequest, held_tokens: int) -> Rest:
+        """Return the handoff that brings the tokens after those held, or why this node computes them."""
+        client, tokens = self._client, len(request.prompt_ids) - 1 - held_tokens
+        if held_tokens and not tokens:
+            return ""
         with self._lock:
             status = client.status if client is not None else None
-            plan = self._router.plan(len(request.prompt_ids) - 1, status, time.monotonic())
+            plan = self._router.plan(tokens, status, time.monotonic())
         if client is None or not plan.remote:
-            return self._engine.submit(request, watched, None, plan.reason)
-        return self._engine.submit(request, watched, RemoteSource(client, request.prompt_ids))
+            return plan.reason
+        return RemoteSource(client, request.prompt_ids, held_tokens)
 
     def ready(self) -> tuple[bool, str]:
         """See `ChatBackend`; a missing producer does not make this node unready."""
@@ -105,18 +127,23 @@ class DecodeNode:
             "producer": producer,
             "prefill_tokens_per_s": rates,
             "requests": self._engine.load,
+            "cache": self._keeper.store.stats() if self._keeper is not None else None,
         }
 
     def _learn(self, request: GenerationRequest, report: RouteReport) -> None:
         _log.info(
-            "routed request=%s route=%s handoff=%s remote_tokens=%d local_tokens=%d prefill_s=%.3f reason=%s",
+            "routed request=%s route=%s handoff=%s memory_tokens=%d disk_tokens=%d remote_tokens=%d local_tokens=%d "
+            "prefill_s=%.3f reason=%s held=%s",
             request.request_id,
             report.route.value,
             report.handoff_id or "-",
+            report.memory_tokens,
+            report.disk_tokens,
             report.remote_tokens,
             report.local_tokens,
             report.prefill_s,
             report.reason or "-",
+            report.held_reason or "-",
         )
         with self._lock:
             self._router.learn(report, time.monotonic())

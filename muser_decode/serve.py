@@ -18,14 +18,18 @@ from muser_decode.config import ConfigError, DecodeConfig, from_arguments
 from muser_decode.decoder import MlxDecoder
 from muser_decode.engine.loop import Engine
 from muser_decode.errors import HttpServerFailed
+from muser_decode.keeper import Keeper
+from muser_decode.keeping import CacheSizes, open_keeper
 from muser_decode.node import DecodeNode, ServedModel
 from muser_decode.numerics import DTYPES, on_gpu
 from muser_decode.router import RoutePolicy, Router
 from muser_wire.geometry import Geometry
+from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
 from muser_wire.model.identity import node_identities
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.numerics import Lane
+from muser_wire.pairing.trust import consumer_trust
 from muser_wire.process import configure_logging, stop_on_signals, write_ready_file
 from muser_wire.trace import configure_trace
 from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel, PortTaken
@@ -34,6 +38,7 @@ from muser_wire.transport.malloc import raise_malloc_thresholds
 ALIAS = "muser"
 """The name under which a client reaches whatever model is served."""
 
+MEGABYTE = 1_000_000
 BACKLOG = 128
 KEEP_ALIVE_S = 30
 LOOK_S = 0.02
@@ -47,29 +52,32 @@ _log = logging.getLogger(__name__)
 
 def serve(arguments: argparse.Namespace, blas: str) -> None:
     """Bind, load, serve until SIGTERM or SIGINT, drain. What cannot work is refused before a user waits."""
-    config = from_arguments(arguments, packed_by_default=on_gpu())
+    config = from_arguments(arguments, on_gpu=on_gpu())
     configure_logging(config.log_level)
     _log.info("blas %s", blas)
-    stop = stop_on_signals()
     raise_malloc_thresholds()
     if config.trace is not None:
         configure_trace(config.trace)
     listener = bind(config.host, config.port)
+    link = link_to_producer(config)
     loaded = load(config)
-    client = connect(config, loaded.consumer)
-    engine = make_engine(config, loaded)
-    app = create_app(
-        DecodeNode(loaded.served, engine, Router(config.route), client), chat_template=read_template(config)
-    )
-    engine.start()
-    try:
-        if client is not None:
-            client.start()
-        run_http(app, listener, config, stop)
-    finally:
-        engine.stop()
-        if client is not None:
-            client.stop()
+    client = None if link is None else ProducerClient(link.channel, loaded.consumer, link.node_key)
+    computed = f"{config.dtype} {'packed' if config.packed else 'dense'}"
+    with open_keeper(cache_sizes(config), loaded.consumer, computed) as keeper:
+        engine = make_engine(config, loaded, keeper)
+        node = DecodeNode(loaded.served, engine, Router(config.route), client, keeper)
+        app = create_app(node, chat_template=read_template(config))
+        engine.start()
+        # Until here a signal ends the process at once: nothing has been promised to anybody yet.
+        stop = stop_on_signals()
+        try:
+            if client is not None:
+                client.start()
+            run_http(app, listener, config, stop)
+        finally:
+            engine.stop()
+            if client is not None:
+                client.stop()
     _log.info("stopped")
 
 
@@ -104,7 +112,13 @@ def load(config: DecodeConfig) -> Loaded:
     return Loaded(checkpoint, Consumer(checkpoint.spec, identities, geometry, config.allow_unqualified), served)
 
 
-def make_engine(config: DecodeConfig, loaded: Loaded) -> Engine:
+def cache_sizes(config: DecodeConfig) -> CacheSizes:
+    """Return how much of what was computed is kept, and where."""
+    directory = config.cache_dir or muser_home() / "kvpack"
+    return CacheSizes(config.cache_memory_mb * MEGABYTE, config.cache_disk_mb * MEGABYTE, directory)
+
+
+def make_engine(config: DecodeConfig, loaded: Loaded, keeper: Keeper | None) -> Engine:
     """Return the engine, not started; a staging slot holds one whole chunk."""
     geometry = loaded.consumer.geometry
     return Engine(
@@ -112,6 +126,7 @@ def make_engine(config: DecodeConfig, loaded: Loaded) -> Engine:
         chunk_tokens=config.chunk_tokens,
         max_queue=config.max_queue,
         staging_nbytes=geometry.layer_token_nbytes * len(geometry.windows) * config.chunk_tokens,
+        keeper=keeper,
     )
 
 
@@ -130,7 +145,7 @@ def read_template(config: DecodeConfig) -> str | None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket's address, bound; 0 lets the system choose the port.
+    """Return a listening socket; port 0 lets the system choose. Clients that come early wait for the node to load.
 
     Raises:
         ConfigError: `host` is not a loopback address.
@@ -142,6 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise PortTaken(
@@ -151,11 +167,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def connect(config: DecodeConfig, consumer: Consumer) -> ProducerClient | None:
-    """Return the client of the configured producer, which is not started yet."""
+@dataclass(frozen=True)
+class ProducerLink:
+    """The way to the configured producer; `node_key` is a paired one's, None within this machine."""
+
+    channel: GrpcChannel
+    node_key: bytes | None
+
+
+def link_to_producer(config: DecodeConfig) -> ProducerLink | None:
+    """Return the way to the configured producer; nothing is sent yet.
+
+    Raises:
+        PairingError: the producer is on another machine and not paired with this one; the message names it.
+        WireError: it is, but cannot be used now: revoked, expired, or a clock is wrong.
+    """
     if config.producer is None or config.route is RoutePolicy.LOCAL:
         return None
-    return ProducerClient(GrpcChannel(config.producer.host, config.producer.control_port), consumer)
+    host, port = config.producer.host, config.producer.control_port
+    if host in LOOPBACK_HOSTS:
+        return ProducerLink(GrpcChannel(host, port), None)
+    trust = consumer_trust(muser_home(), host, time.time)
+    return ProducerLink(GrpcChannel(host, port, trust), trust.node_key())
 
 
 def load_decoder(config: DecodeConfig, checkpoint: Checkpoint) -> MlxDecoder:

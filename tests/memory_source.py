@@ -19,8 +19,9 @@ class MemorySource:
     """Stages chunks of `grid` tokens; fails before chunk `fail_at`, or stalls there while `stall` is set.
 
     It waits `pause_s` before each chunk, and adds `shift` to the positions that it names.
-    `planes` holds each layer's keys and values as 16-bit words `[tokens, kv_heads, head_dim]`. `events`
-    records what the engine called.
+    `planes` holds each layer's keys and values as 16-bit words `[tokens, kv_heads, head_dim]`. Of a layer whose
+    entry in `windows` is a number, a chunk carries no more than that many of its last tokens, in pieces of at most
+    `cut` tokens. `events` records what the engine called.
     """
 
     planes: Sequence[tuple[np.ndarray, np.ndarray]]
@@ -29,6 +30,8 @@ class MemorySource:
     stall_at: int | None = None
     shift: int = 0
     pause_s: float = 0.0
+    windows: Sequence[int | None] | None = None
+    cut: int = 1 << 20
     events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,13 +84,16 @@ class MemorySource:
     def _stage(self, slot: StagingSlot, start: int, stop: int) -> StagedChunk:
         pieces, offset = [], 0
         for layer, (k, v) in enumerate(self.planes):
-            at = []
-            for plane in (k, v):
-                data = plane[start:stop].tobytes()
-                slot.memory[offset : offset + len(data)] = data
-                at.append(offset)
-                offset += len(data)
-            pieces.append(Piece(layer, start + self.shift, stop + self.shift, *at))
+            window = self.windows[layer] if self.windows else None
+            first = start if window is None else max(start, stop - window)
+            for a in range(first, stop, self.cut):
+                b, at = min(stop, a + self.cut), []
+                for plane in (k, v):
+                    data = plane[a:b].tobytes()
+                    slot.memory[offset : offset + len(data)] = data
+                    at.append(offset)
+                    offset += len(data)
+                pieces.append(Piece(layer, a + self.shift, b + self.shift, *at))
         return StagedChunk(start + self.shift, stop + self.shift, slot, tuple(pieces))
 
     def _say(self, news: StagedChunk | SourceDone | SourceFailed) -> None:

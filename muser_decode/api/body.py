@@ -9,6 +9,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 
 from muser_decode.api.errors import ApiError, invalid
+from muser_decode.api.limits import MAX_DEPTH
 
 
 async def read_body(request: Request, limit_nbytes: int) -> bytes:
@@ -61,7 +62,25 @@ def parse_object(body: bytes) -> dict[str, object]:
         raise _malformed("a number is out of range") from error
     if not isinstance(value, dict):
         raise _malformed("it is not an object")
+    if deeper_than(value, MAX_DEPTH):
+        raise _malformed("it is nested too deeply")
     return value
+
+
+def deeper_than(value: object, levels: int) -> bool:
+    """Say whether arrays and objects stand within one another on more than so many levels."""
+    inner: list[object] = [value]
+    for _ in range(levels + 1):
+        inner = [
+            item
+            for one in inner
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, dict | list)
+        ]
+        if not inner:
+            return False
+    return True
 
 
 def _check_media_type(request: Request) -> None:

@@ -28,6 +28,14 @@ class Fields:
         """Return the path of a field, such as `messages[2].content`."""
         return f"{self._path}.{name}" if self._path else name
 
+    def names(self) -> list[str]:
+        """Return the names of all fields."""
+        return list(self._values)
+
+    def values(self) -> dict[str, object]:
+        """Return the whole object, unread."""
+        return dict(self._values)
+
     def raw(self, name: str) -> object:
         """Return a field of any type."""
         return self._values.get(name)

@@ -1,93 +1,142 @@
-"""One generation seen from the event loop: the engine's events arrive on its thread and are read here."""
+"""The generations of one request seen from the event loop: events arrive on the engine's thread and are read here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 
+from muser_decode.api.account import account
 from muser_decode.api.answer import Answer
-from muser_decode.api.backend import ChatBackend
+from muser_decode.api.backend import Cancellable, ChatBackend
 from muser_decode.api.errors import ApiError, from_engine
 from muser_decode.engine.request import Event, FinishReason, GenerationRequest
 from muser_decode.errors import EngineBusy, EngineStopped, RequestInvalid
+from muser_decode.formats.conversation import Delta
 
 log = logging.getLogger(__name__)
 
 
 class Run:
-    """Submits a request and pumps its events into an `Answer`. Made and used on the event loop.
+    """Submits requests and pumps their events into their answers. Made and used on the event loop.
 
-    Events wait in a queue without a bound of its own: the request's token limit bounds their number.
+    Events wait in a queue without a bound of its own: the requests' token limits bound their number.
 
     Raises:
-        ApiError: the engine did not take the request.
+        ApiError: the engine did not take all of them; none runs then.
     """
 
-    def __init__(self, backend: ChatBackend, request: GenerationRequest, answer: Answer, cancel_wait_s: float) -> None:
-        self.answer = answer
-        self.request = request
+    def __init__(
+        self,
+        backend: ChatBackend,
+        requests: Sequence[GenerationRequest],
+        answers: Sequence[Answer],
+        cancel_wait_s: float,
+    ) -> None:
+        self.requests, self.answers = requests, answers
         self._cancel_wait_s = cancel_wait_s
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._early: deque[tuple[int, list[Delta]]] = deque()
+        self._generations: list[Cancellable] = []
         try:
-            self._generation = backend.submit(request, self._sink)
+            for index, request in enumerate(requests):
+                self._generations.append(backend.submit(request, partial(self._sink, index)))
         except (EngineBusy, EngineStopped, RequestInvalid) as error:
+            self.cancel()
             raise from_engine(error) from error
 
-    def _sink(self, event: Event) -> None:
+    def _sink(self, index: int, event: Event) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
         except RuntimeError:
             # The event loop is closed: the server has stopped and nobody reads this answer any more.
-            log.debug("event_dropped id=%s", self.request.request_id)
+            log.debug("event_dropped id=%s", self.requests[index].request_id)
 
-    async def advance(self) -> str:
-        """Wait for one event; return the text that it releases.
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, which all answers share."""
+        return len(self.requests[0].prompt_ids)
+
+    async def settle(self) -> None:
+        """Wait for one event and keep what it shows for `advance`.
 
         Raises:
-            ApiError: the generation failed, or the node cancelled it.
+            ApiError: a generation failed, or the node cancelled it.
         """
-        answer = self.answer
-        text = answer.feed(await self._events.get())
+        index, deltas = await self._read()
+        if deltas:
+            self._early.append((index, deltas))
+
+    async def advance(self) -> tuple[int, list[Delta]]:
+        """Wait for one event; return the number of its answer and what it shows.
+
+        Raises:
+            ApiError: a generation failed, or the node cancelled it.
+        """
+        return self._early.popleft() if self._early else await self._read()
+
+    async def _read(self) -> tuple[int, list[Delta]]:
+        index, event = await self._events.get()
+        answer = self.answers[index]
+        was_complete = answer.complete
+        deltas = answer.feed(event)
+        if was_complete:
+            return index, []
         if answer.failed is not None:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "generation_failed", answer.failed.message)
-        if answer.stopped:
-            await self._close()
+        if answer.stopped and not answer.ended:
+            self._generations[index].cancel()
         elif answer.finished is not None and answer.finished.reason is FinishReason.CANCELLED:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "cancelled", "The server stopped this generation.")
-        return text
+        if self._complete:
+            await self._close()
+        return index, deltas
+
+    @property
+    def settled(self) -> bool:
+        """Whether the first answer's route is known, or will never be."""
+        return self.answers[0].settled
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete."""
-        return self.answer.ended or self.answer.stopped
+        """Whether every answer is complete and was read."""
+        return self._complete and not self._early
+
+    @property
+    def _complete(self) -> bool:
+        return all(answer.complete for answer in self.answers)
 
     def cancel(self) -> None:
-        """Stop the engine's work, unless it has ended."""
-        if not self.answer.ended:
-            self._generation.cancel()
+        """Stop the engine's work, where it has not ended."""
+        for generation, answer in zip(self._generations, self.answers, strict=False):
+            if not answer.ended:
+                generation.cancel()
 
-    def log_answer(self) -> None:
-        """Log how a complete answer came to be."""
-        account = self.answer.account() or {}
-        log.info(
-            "answered id=%s route=%s reason=%r prompt_tokens=%d tokens=%d finish=%s handoff=%s",
-            self.request.request_id,
-            account.get("route"),
-            account.get("reason"),
-            len(self.request.prompt_ids),
-            self.answer.tokens,
-            self.answer.finish_reason(),
-            account.get("handoff_id"),
-        )
+    def log_answers(self) -> None:
+        """Log how complete answers came to be."""
+        for request, answer in zip(self.requests, self.answers, strict=True):
+            figures = account(answer) or {}
+            log.info(
+                "answered id=%s route=%s reason=%r prompt_tokens=%d tokens=%d finish=%s handoff=%s",
+                request.request_id,
+                figures.get("route"),
+                figures.get("reason"),
+                len(request.prompt_ids),
+                answer.tokens,
+                answer.finish_reason(),
+                figures.get("handoff_id"),
+            )
 
     async def _close(self) -> None:
-        """End a generation that a stop string completed, and wait a little for the engine's closing figures."""
-        self.cancel()
+        """Wait a little for the closing figures of generations that this side ended."""
         try:
             async with asyncio.timeout(self._cancel_wait_s):
-                while not self.answer.ended:
-                    self.answer.feed(await self._events.get())
+                while not all(answer.ended for answer in self.answers):
+                    index, event = await self._events.get()
+                    self.answers[index].feed(event)
         except TimeoutError:
-            log.warning("cancel_slow id=%s", self.request.request_id)
+            log.warning("cancel_slow id=%s", self.requests[0].request_id)

@@ -16,32 +16,45 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
-        self.matched = False
+        self.found: str | None = None
+        self.removed = 0
+        """Characters from the stop string's first on, once it matched."""
 
     def feed(self, text: str) -> str:
         """Return the text that is certain not to belong to a stop string; nothing more after a match."""
         if self.matched:
             return ""
         pending = self._held + text
-        cut = self._first_match(pending)
-        if cut is not None:
-            self.matched = True
+        match = self._first_match(pending)
+        if match is not None:
+            cut, self.found = match
+            self.removed = len(pending) - cut
             self._held = ""
             return pending[:cut]
         keep = self._undecided(pending)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
 
+    @property
+    def matched(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
+
+    @property
+    def held(self) -> int:
+        """Characters that wait for a decision."""
+        return len(self._held)
+
     def finish(self) -> str:
         """Return what was held for a match that did not come."""
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> int | None:
-        """Return where the first complete stop string begins."""
-        starts = ((text.find(stop), len(stop)) for stop in self._stops)
-        ends = [(start + length, start) for start, length in starts if start >= 0]
-        return min(ends)[1] if ends else None
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        """Return where the first complete stop string begins, and which it is."""
+        starts = ((text.find(stop), stop) for stop in self._stops)
+        ends = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        return min(ends)[1:] if ends else None
 
     def _undecided(self, text: str) -> int:
         """Return the length of the longest tail that begins a stop string."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,56 +15,91 @@ from muser_decode.api.disconnect import unless_gone
 from muser_decode.api.errors import ApiError, internal, log_failure
 from muser_decode.api.limits import Limits
 from muser_decode.api.run import Run
-from muser_decode.api.shapes import Head, chunk, route_headers, usage_chunk
+from muser_decode.api.shapes import route_headers
+from muser_decode.formats.conversation import Delta
 
 log = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
+
+class Writer(Protocol):
+    """Writes one stream in the shape of one endpoint."""
+
+    @property
+    def id(self) -> str:
+        """The answer's name, for logs."""
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether the client asked for the prefill's progress in events."""
+
+    def opening(self, run: Run) -> Iterator[bytes]:
+        """Yield what comes first."""
+
+    def progress(self, run: Run) -> Iterator[bytes]:
+        """Yield a sign of life during a prefill."""
+
+    def deltas(self, run: Run, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        """Yield what an event showed of one answer."""
+
+    def ended(self, run: Run, index: int) -> Iterator[bytes]:
+        """Yield the end of one answer."""
+
+    def closing(self, run: Run) -> Iterator[bytes]:
+        """Yield what comes last."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event of a failure after the start."""
 
 
 class EventStream(Response):
-    """Starts a generation when it is sent, and streams it.
+    """Starts generations when it is sent, and streams them.
 
     Headers wait for the route, at most `limits.header_wait_s`; a failure before them is an ordinary
     error answer. Where they go first, `x-muser-route` is absent, comments tell the progress of the
     prefill, and the route stands only in the last chunk, which carries the `muser` object in any case.
-    A failure after the headers is an event with OpenAI's error object; then the stream ends.
+    A client that wants progress in events gets headers at once. A failure after the headers is an event
+    with the endpoint's error object; then the stream ends.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, start: Callable[[], Run], head: Head, *, include_usage: bool, limits: Limits) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Run],
+        writer: Writer,
+        limits: Limits,
+        refuse: Callable[[ApiError], Response] = ApiError.response,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         # The length of a stream is not known.
         del self.headers["content-length"]
-        self._start = start
-        self._head = head
-        self._include_usage = include_usage
-        self._limits = limits
+        self._start, self._writer, self._refuse = start, writer, refuse
+        self._header_wait_s = 0.0 if writer.wants_progress else limits.header_wait_s
+        self._pause_s = limits.progress_every_s if writer.wants_progress else limits.comment_every_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. A client that goes away cancels the generation."""
+        """Send the answer. A client that goes away cancels the generations."""
         try:
             await unless_gone(receive, self._serve(scope, receive, send))
         except ClientDisconnect:
-            log.info("client_gone id=%s", self._head.id)
+            log.info("client_gone id=%s", self._writer.id)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             run = self._start()
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await self._refuse(error)(scope, receive, send)
             return
         try:
-            await _settles(run, self._limits.header_wait_s)
+            await _settles(run, self._header_wait_s)
             await self._send(run, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await self._refuse(error)(scope, receive, send)
         finally:
             run.cancel()
 
     async def _send(self, run: Run, send: Send) -> None:
-        for name, value in route_headers(run.answer).items():
+        for name, value in route_headers(run.answers[0]).items():
             self.headers[name] = value
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for piece in self._pieces(run):
@@ -77,45 +112,51 @@ class EventStream(Response):
             async for piece in self._answer(run):
                 yield piece
         except ApiError as error:
-            yield _event(error.body())
+            yield self._writer.failed(error)
         # The outermost loop of a stream that has begun.
         except Exception as error:
             log_failure(error)
-            yield _event(internal().body())
+            yield self._writer.failed(internal())
 
     async def _answer(self, run: Run) -> AsyncIterator[bytes]:
-        yield self._chunk({"role": "assistant", "content": ""})
-        while not await _settles(run, self._limits.comment_every_s):
-            yield _progress_comment(run)
+        writer = self._writer
+        for piece in writer.opening(run):
+            yield piece
+        async for piece in self._prefill(run):
+            yield piece
+        waiting = set(range(len(run.answers)))
         while not run.done:
-            text = await run.advance()
-            if text:
-                yield self._chunk({"content": text})
-        run.log_answer()
-        yield _event({**chunk(self._head, {}, run.answer.finish_reason()), "muser": run.answer.account()})
-        if self._include_usage:
-            yield _event(usage_chunk(self._head, run.answer, len(run.request.prompt_ids)))
-        yield DONE
+            index, deltas = await run.advance()
+            for piece in writer.deltas(run, index, deltas):
+                yield piece
+            if run.answers[index].complete and not run.done:
+                for piece in self._ends(run, waiting & {index}):
+                    yield piece
+                waiting.discard(index)
+        run.log_answers()
+        for piece in self._ends(run, waiting):
+            yield piece
+        for piece in writer.closing(run):
+            yield piece
 
-    def _chunk(self, delta: dict[str, object]) -> bytes:
-        return _event(chunk(self._head, delta))
+    async def _prefill(self, run: Run) -> AsyncIterator[bytes]:
+        """Yield signs of life until the route is known."""
+        while not await _settles(run, self._pause_s):
+            for piece in self._writer.progress(run):
+                yield piece
+
+    def _ends(self, run: Run, indexes: set[int]) -> Iterator[bytes]:
+        """Yield the ends of these answers."""
+        for index in sorted(indexes):
+            yield from self._writer.ended(run, index)
 
 
 async def _settles(run: Run, wait_s: float) -> bool:
     """Read events until the route is known; return whether it became known in time."""
     try:
         async with asyncio.timeout(wait_s):
-            while not run.answer.settled:
-                await run.advance()
+            while not run.settled:
+                await run.settle()
     except TimeoutError:
         return False
     return True
-
-
-def _progress_comment(run: Run) -> bytes:
-    progress = run.answer.progress
-    return f": prefilling {progress.done}/{progress.total}\n\n".encode() if progress else b": waiting\n\n"
-
-
-def _event(value: dict[str, object]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,8 +1,12 @@
 """The keys and values of one generation.
 
-Each layer is one array `[2 * kv_heads, capacity, head_dim]`, keys first, in the compute type: one update
+Each layer is one array `[2 * kv_heads, room, head_dim]`, keys first, in the compute type: one update
 a layer and step, and every head's rows lie together as attention reads them. Updates are lazy; mlx
 does them in place because nothing else refers to the array.
+
+A layer with a window keeps rows in token order too, in an array that never grows beyond the window and
+`SLACK_TOKENS`: when it is full, what must stay moves to its beginning. Compared with a ring this costs a
+move of one window every 112 tokens, and saves a mask, or a copy into order, in every step.
 """
 
 from __future__ import annotations
@@ -17,6 +21,89 @@ from muser_wire.model.spec import ModelSpec
 GROWTH_TOKENS = 512
 """Capacity grows to the next multiple of this."""
 
+ROLLBACK_TOKENS = 16
+"""How many of the last positions can be taken back: a drafted block, or a step launched in vain."""
+
+SLACK_TOKENS = ROLLBACK_TOKENS + 112
+"""Room of a sliding layer beyond its window: what a rollback brings back, and so many tokens between two moves."""
+
+
+class LayerRows:
+    """One layer's rows, for positions [first, stop).
+
+    Of a sliding layer the older ones are forgotten; whoever asks for them made a mistake.
+    """
+
+    def __init__(self, array: mx.array, window: int | None, most: int) -> None:
+        self.array = array
+        self.first = self.stop = 0
+        self._window = window
+        self._room = most if window is None else min(most, window + SLACK_TOKENS)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for `capacity` positions, or as many as this layer ever keeps."""
+        room = min(capacity, self._room)
+        rows, kept, dim = self.array.shape
+        if room > kept:
+            grown = mx.zeros((rows, room, dim), self.array.dtype)
+            if self.stop:
+                grown[:, : self.stop - self.first] = self.array[:, : self.stop - self.first]
+            self.array = grown
+
+    def needed_from(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        return 0 if self._window is None else max(0, position - self._window + 1)
+
+    def append(self, start: int, rows: mx.array) -> mx.array:
+        """Write rows at positions from `start`; return the rows that queries there see, the last one's last."""
+        seen, stop = self.needed_from(start), start + rows.shape[1]
+        if stop - self._kept_from(start) <= self._room:
+            into, _ = self.place(start, stop)
+            self.array[:, into] = rows
+            return self.view(seen, stop)
+        # So many rows push out what their first ones see, so attention gets them side by side.
+        joined = mx.concatenate([self.view(seen, start), rows], axis=1)
+        into, dropped = self.place(start, stop)
+        self.array[:, into] = rows[:, dropped:]
+        return joined
+
+    def _kept_from(self, position: int) -> int:
+        """Return the first position that must stay while those from `position` on are written."""
+        if self._window is None:
+            return 0
+        return max(self.first, position - self._window - ROLLBACK_TOKENS)
+
+    def place(self, start: int, stop: int) -> tuple[slice, int]:
+        """Make room for positions [start, stop), which come next or, in a sliding layer, after a gap.
+
+        Returns where in the array they belong, without the first few that are forgotten at once, and how
+        many those are.
+        """
+        if self._window is not None and start > self.stop:
+            self.first = start
+        if stop - self.first > self.array.shape[1]:
+            fits = stop - self._kept_from(start) <= self._room
+            self._forget(self._kept_from(start if fits else stop), start)
+        self.stop = stop
+        dropped = max(0, self.first - start)
+        return slice(start + dropped - self.first, stop - self.first), dropped
+
+    def _forget(self, below: int, stop: int) -> None:
+        """Move the rows of [below, stop) to the array's beginning."""
+        if below < stop:
+            self.array[:, : stop - below] = self.array[:, below - self.first : stop - self.first]
+        self.first = below
+
+    def view(self, start: int, stop: int) -> mx.array:
+        """Return the rows of [start, stop).
+
+        Raises:
+            CacheError: some of them are not here, or not any more.
+        """
+        if start < stop and not self.first <= start < stop <= self.stop:
+            raise CacheError(f"positions {start} to {stop} asked of a layer that has {self.first} to {self.stop}")
+        return self.array[:, start - self.first : stop - self.first]
+
 
 class KVCache:
     """Keys and values of positions [0, length). Only the engine's thread touches it.
@@ -28,9 +115,10 @@ class KVCache:
         self._kv_heads, self._head_dim = spec.kv_heads, spec.head_dim
         self._max_positions = spec.max_positions
         self._dtype, self._element = dtype, element
-        self._layers = [mx.zeros((2 * spec.kv_heads, 0, spec.head_dim), dtype) for _ in spec.layers]
+        nothing = mx.zeros((2 * spec.kv_heads, 0, spec.head_dim), dtype)
+        self._layers = [LayerRows(nothing, layer.window, spec.max_positions) for layer in spec.layers]
         self._capacity = 0
-        self._length = 0
+        self._length = self._furthest = 0
 
     @property
     def length(self) -> int:
@@ -39,13 +127,13 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Positions for which there is memory."""
+        """Positions for which there is memory; sliding layers have less, and need no more."""
         return self._capacity
 
     @property
     def arrays(self) -> list[mx.array]:
         """What to evaluate so that everything written is in memory."""
-        return self._layers
+        return [layer.array for layer in self._layers]
 
     def reserve(self, positions: int) -> None:
         """Make room for positions [0, positions), keeping what is there.
@@ -59,30 +147,25 @@ class KVCache:
             raise CacheError(f"{positions} positions asked, the model has {self._max_positions}")
         steps = -(-positions // GROWTH_TOKENS)
         self._capacity = min(steps * GROWTH_TOKENS, self._max_positions)
-        self._layers = [self._grown(layer) for layer in self._layers]
-
-    def _grown(self, layer: mx.array) -> mx.array:
-        grown = mx.zeros((2 * self._kv_heads, self._capacity, self._head_dim), self._dtype)
-        if self._length:
-            grown[:, : self._length] = layer[:, : self._length]
-        return grown
+        for layer in self._layers:
+            layer.grow(self._capacity)
 
     def append(self, layer: int, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Write one layer's rows `[2 * kv_heads, tokens, head_dim]`, already rounded, after the last position.
 
-        Returns keys and values of everything up to and including them, each `[kv_heads, keys, head_dim]`.
-        `length` stays until `commit`: the other layers need it.
+        Returns the keys and values that queries there see, each `[kv_heads, keys, head_dim]`: from the first
+        that the first query sees to the last query's own. `length` stays until `commit`: the other layers
+        need it.
         """
-        stop = self._length + rows.shape[1]
-        self.reserve(stop)
-        array = self._layers[layer]
-        array[:, self._length : stop] = rows
-        return array[: self._kv_heads, :stop], array[self._kv_heads :, :stop]
+        self.reserve(self._length + rows.shape[1])
+        seen = self._layers[layer].append(self._length, rows)
+        return seen[: self._kv_heads], seen[self._kv_heads :]
 
     def install(self, layer: int, start: int, k: mx.array, v: mx.array) -> None:
         """Write planes `[tokens, kv_heads, head_dim]` of the KV element type at positions from `start`.
 
-        The planes are read when the cache is evaluated, so their memory must hold still until then.
+        Those of a sliding layer may leave a gap that no later query sees. The planes are read when the
+        cache is evaluated, so their memory must hold still until then.
 
         Raises:
             CacheError: another type or shape than this cache has.
@@ -92,19 +175,39 @@ class KVCache:
             raise CacheError(f"planes {k.shape} and {v.shape}, {k.dtype}: expected {expected} in {self._element.value}")
         stop = start + k.shape[0]
         self.reserve(stop)
-        array = self._layers[layer]
-        array[: self._kv_heads, start:stop] = k.transpose(1, 0, 2).astype(self._dtype)
-        array[self._kv_heads :, start:stop] = v.transpose(1, 0, 2).astype(self._dtype)
+        rows = self._layers[layer]
+        into, dropped = rows.place(start, stop)
+        rows.array[: self._kv_heads, into] = k[dropped:].transpose(1, 0, 2).astype(self._dtype)
+        rows.array[self._kv_heads :, into] = v[dropped:].transpose(1, 0, 2).astype(self._dtype)
 
     def commit(self, length: int) -> None:
         """Declare positions [0, length) complete in every layer."""
         if not self._length <= length <= self._capacity:
             raise CacheError(f"cannot commit {length} positions after {self._length}, with room for {self._capacity}")
         self._length = length
+        self._furthest = max(self._furthest, length)
+
+    def rollback(self, length: int) -> None:
+        """Take back the positions from `length` on: at most ROLLBACK_TOKENS below the furthest ever committed.
+
+        Raises:
+            CacheError: further back, or to a place before which a window was never here, inside an
+                installed chunk.
+        """
+        if not self._furthest - ROLLBACK_TOKENS <= length <= self._length:
+            raise CacheError(f"cannot roll back from {self._length} to {length}: {self._furthest} were reached")
+        for index, layer in enumerate(self._layers):
+            if layer.first > layer.needed_from(length):
+                raise CacheError(f"cannot roll back to {length}: layer {index} starts at {layer.first}")
+        self._length = length
 
     def planes(self, layer: int, start: int, stop: int) -> tuple[mx.array, mx.array]:
-        """Return keys and values of [start, stop) as they travel: `[tokens, kv_heads, head_dim]`, KV element type."""
+        """Return keys and values of [start, stop) as they travel: `[tokens, kv_heads, head_dim]`, KV element type.
+
+        Raises:
+            CacheError: they are not there, or not any more.
+        """
         if not 0 <= start <= stop <= self._length:
             raise CacheError(f"positions {start} to {stop} asked, {self._length} are there")
-        rows = self._layers[layer][:, start:stop].transpose(1, 0, 2).astype(KV_DTYPES[self._element])
+        rows = self._layers[layer].view(start, stop).transpose(1, 0, 2).astype(KV_DTYPES[self._element])
         return rows[:, : self._kv_heads], rows[:, self._kv_heads :]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from muser_decode.engine.decoding import Decoding
 from muser_decode.engine.prefilling import Prefilling, Workshop
+from muser_decode.engine.recording import Recorder
 from muser_decode.engine.request import (
     Event,
     EventSink,
@@ -49,6 +50,8 @@ class Generation:
         self._submitted_s = time.monotonic()
         self._prefilling: Prefilling | None = None
         self._decoding: Decoding | None = None
+        self._ids: list[int] = []
+        self._recorder: Recorder | None = None
         self._generated = 0
         self._first_token_s = 0.0
         self._decode_began_s = 0.0
@@ -87,23 +90,34 @@ class Generation:
 
     def _begin_decode(self, prefilling: Prefilling) -> None:
         report = prefilling.report()
+        self._ids, self._recorder = prefilling.ids, prefilling.recorder()
         self._sink(report)
         self._decode_began_s = time.monotonic()
         decoder, request = self._workshop.decoder, self.request
         self._tokens = min(request.max_new_tokens, decoder.spec.max_positions - len(request.prompt_ids))
-        sampler = Sampler(request.sampling)
-        self._decoding = Decoding(decoder, prefilling.cache, sampler, request.prompt_ids[-1], self._tokens)
+        self._decoding = Decoding(
+            decoder,
+            prefilling.cache,
+            Sampler(request.sampling, request.prompt_ids),
+            request.prompt_ids[-1],
+            self._tokens,
+            alternatives=request.sampling.logprobs,
+            constraint=None if request.constrain is None else request.constrain(),
+        )
         self._decode(self._decoding)
 
     def _decode(self, decoding: Decoding) -> None:
         token = decoding.next()
+        self._ids.append(token)
         if self._generated == 0:
             self._first_token_s = time.monotonic() - self._submitted_s
         if token in self.request.stop_ids:
             self.finish(FinishReason.STOP)
             return
         self._generated += 1
-        self._sink(TokenEvent(token))
+        if self._recorder is not None:
+            self._recorder.step()
+        self._sink(TokenEvent(token, decoding.likelihood))
         if self._generated == self._tokens:
             self.finish(FinishReason.LENGTH)
 
@@ -114,6 +128,8 @@ class Generation:
 
     def fail(self, message: str) -> None:
         """End because of an error in the engine: the last event is Failed."""
+        if self._prefilling is not None and self._prefilling.begun_recorder is not None:
+            self._prefilling.begun_recorder.abandon()
         self._end(Failed(message))
 
     def _end(self, last: Event) -> None:
@@ -122,9 +138,12 @@ class Generation:
         self.ended = True
         log.debug("ended request=%s tokens=%d last=%s", self.request.request_id, self._generated, type(last).__name__)
         prefilling, self._prefilling, self._decoding = self._prefilling, None, None
+        self._recorder = None
         try:
             if prefilling is not None:
                 prefilling.abandon()
+                if prefilling.begun_recorder is not None and self._workshop.recording is not None:
+                    self._workshop.recording.close(prefilling.begun_recorder)
             if self._source is not None:
                 self._source.cancel()
         finally:

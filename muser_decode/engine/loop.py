@@ -18,10 +18,12 @@ from functools import partial
 from muser_decode.decoder import MlxDecoder
 from muser_decode.engine.generation import Generation
 from muser_decode.engine.prefilling import Workshop
+from muser_decode.engine.recording import Recording
 from muser_decode.engine.request import EventSink, FinishReason, GenerationRequest
 from muser_decode.engine.source import KVSource
 from muser_decode.engine.staging import Staging
 from muser_decode.errors import DecodeError, EngineBusy, EngineStopped, RequestInvalid
+from muser_decode.keeper import Keeper
 from muser_wire.model.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -57,8 +59,10 @@ class Engine:
         max_queue: int,
         staging_nbytes: int,
         staging_slots: int = 2,
+        keeper: Keeper | None = None,
     ) -> None:
         self._factory = decoder_factory
+        self._keeper = keeper
         self._config = EngineConfig(chunk_tokens, max_queue, staging_nbytes, staging_slots)
         self._thread = threading.Thread(target=self._run, name="muser-engine", daemon=True)
         self._lock = threading.Lock()
@@ -166,7 +170,10 @@ class Engine:
         staging = Staging(decoder.geometry, config.staging_slots, config.staging_nbytes, self.wake)
         self._spec, self._accepting = decoder.spec, True
         self.last_progress = time.monotonic()
-        return Workshop(decoder, staging, config.chunk_tokens)
+        recording = None
+        if self._keeper is not None:
+            recording = Recording(self._keeper, decoder.geometry, config.chunk_tokens)
+        return Workshop(decoder, staging, config.chunk_tokens, recording)
 
     def _turn(self, workshop: Workshop) -> None:
         """Admit what fits, give each active generation one unit, sleep if none had anything to do."""
@@ -177,6 +184,8 @@ class Engine:
             progressed |= self._guarded(generation, generation.advance)
             self.last_progress = time.monotonic()
         self._active = [generation for generation in self._active if not generation.ended]
+        if workshop.recording is not None:
+            progressed |= workshop.recording.advance()
         if not progressed:
             self._woken.wait(IDLE_S)
         self.last_progress = time.monotonic()

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from muser_decode.decoder import MlxDecoder
 from muser_decode.engine.cache import KVCache
+from muser_decode.engine.recording import Recorder, Recording
 from muser_decode.engine.request import EventSink, GenerationRequest, PrefillProgress, Route, RouteReport
-from muser_decode.engine.source import KVSource, SourceDone, SourceFailed, StagedChunk
+from muser_decode.engine.source import HeldEnded, KVSource, Origin, SourceDone, SourceFailed, StagedChunk
 from muser_decode.engine.staging import Staging
 from muser_decode.errors import StagedChunkInvalid
+from muser_wire.kvpack.block import Block
 from muser_wire.trace import now_ns, span
 
 log = logging.getLogger(__name__)
@@ -19,11 +21,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Workshop:
-    """What the engine's thread lends to every generation."""
+    """What the engine's thread lends to every generation. `recording` None: nothing is saved."""
 
     decoder: MlxDecoder
     staging: Staging
     chunk_tokens: int
+    recording: Recording | None = None
 
 
 class Prefilling:
@@ -31,7 +34,8 @@ class Prefilling:
 
     The last prompt token is left to the first decode step, so that every sampled token comes from this
     node's own logits. When a source fails, its installed chunks stay and local prefill goes on after them.
-    `reason` says why there is no source, if there is none.
+    `reason` says why there is no source, if there is none. `ids` are those of the cache's positions; decode
+    adds to them. `begun_recorder` is what has been saving this cache, if anything has.
     """
 
     def __init__(
@@ -40,7 +44,12 @@ class Prefilling:
         self._workshop, self._request, self._sink, self._reason = workshop, request, sink, reason
         self._began_s = time.monotonic()
         self._tokens = len(request.prompt_ids) - 1
-        self._remote_tokens = 0
+        self._staged = dict.fromkeys(Origin, 0)
+        self._held_reason = ""
+        self._held_decoded = False
+        self._last_held: Block | None = None
+        self.begun_recorder: Recorder | None = None
+        self.ids = list(request.prompt_ids)
         self._ending: SourceDone | SourceFailed | None = None
         self.cache: KVCache = workshop.decoder.new_cache()
         self.cache.reserve(len(request.prompt_ids))
@@ -63,6 +72,8 @@ class Prefilling:
         news = self._source.poll()
         if isinstance(news, StagedChunk):
             self._install(news)
+        elif isinstance(news, HeldEnded):
+            self._end_held(news)
         elif news is not None:
             self._end_handoff(news)
         return news is not None
@@ -73,15 +84,31 @@ class Prefilling:
         if source is not None:
             source.cancel()
 
+    def recorder(self) -> Recorder | None:
+        """Return what saves this cache, if anything does. The first call comes when everything held is installed."""
+        recording = self._workshop.recording
+        if self.begun_recorder is None and recording is not None:
+            self.begun_recorder = recording.begin(self.cache, self.ids, self._last_held, decoded=self._held_decoded)
+        return self.begun_recorder
+
+    def _record_chunk(self) -> None:
+        """Before a new chunk begins, which may push the last one's rows out, have them copied."""
+        recorder = self.recorder()
+        if recorder is not None and self.cache.length % self._workshop.chunk_tokens == 0:
+            recorder.catch_up()
+
     def _prefill_here(self) -> None:
         """Prefill up to the next boundary of the grid anchored at 0, wherever the cache ends."""
+        self._record_chunk()
         length, grid = self.cache.length, self._workshop.chunk_tokens
         stop = min(self._tokens, (length // grid + 1) * grid)
         self._workshop.decoder.prefill_chunk(self._request.prompt_ids[length:stop], self.cache)
         self._report_progress()
 
     def _install(self, chunk: StagedChunk) -> None:
-        staging = self._workshop.staging
+        if chunk.origin is Origin.PEER:
+            self._record_chunk()
+        staging, before = self._workshop.staging, self.cache.length
         started_ns = now_ns()
         try:
             staging.install(chunk, self.cache, self._tokens)
@@ -92,8 +119,16 @@ class Prefilling:
         finally:
             staging.pool.release(chunk.slot)
         span("commit", chunk.start // self._workshop.chunk_tokens, started_ns)
-        self._remote_tokens = self.cache.length
+        self._staged[chunk.origin] += self.cache.length - before
+        if chunk.block is not None:
+            self._held_decoded |= chunk.block.head.decoded
+            self._last_held = chunk.block
         self._report_progress()
+
+    def _end_held(self, ending: HeldEnded) -> None:
+        self._held_reason = ending.held_reason
+        if ending.rest_reason is not None:
+            self._source, self._reason = None, ending.rest_reason
 
     def _end_handoff(self, ending: SourceDone | SourceFailed) -> None:
         self._source, self._ending = None, ending
@@ -111,19 +146,25 @@ class Prefilling:
 
     def report(self) -> RouteReport:
         """Return how a complete cache came to be."""
-        local_tokens = self._tokens - self._remote_tokens
+        remote_tokens = self._staged[Origin.PEER]
+        local_tokens = self._tokens - sum(self._staged.values())
         ending = self._ending
         # Only a seal completes a handoff: without one, even a cache full of verified chunks was salvaged.
         whole = isinstance(ending, SourceDone) and not local_tokens
         shared = Route.REMOTE if whole else Route.SALVAGED
+        alone = Route.LOCAL if local_tokens or not self._tokens else Route.WARM
         return RouteReport(
-            route=shared if self._remote_tokens else Route.LOCAL,
+            route=shared if remote_tokens else alone,
             reason=self._reason,
             prefill_s=time.monotonic() - self._began_s,
             wire_s=ending.wire_s if ending else 0.0,
-            remote_tokens=self._remote_tokens,
+            remote_tokens=remote_tokens,
             local_tokens=local_tokens,
             segments_verified=ending.segments_verified if ending else 0,
             payload_nbytes=ending.payload_nbytes if ending else 0,
             handoff_id=ending.handoff_id if ending else "",
+            memory_tokens=self._staged[Origin.MEMORY],
+            disk_tokens=self._staged[Origin.DISK],
+            held_reason=self._held_reason,
+            held_decoded=self._held_decoded,
         )

@@ -5,36 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 
 class Route(Enum):
-    """Which way a prompt's KV cache came to be. WARM and others join when they exist."""
+    """Which way a prompt's KV cache came to be, as far as this node did not hold it. WARM: it held all of it."""
 
     REMOTE = "remote"
     LOCAL = "local"
     SALVAGED = "salvaged"
+    WARM = "warm"
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 switch a filter off."""
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 switch a filter off.
+
+    The presence and frequency penalties look at generated tokens, the repetition penalty (1 is off) at the
+    prompt's too. `logit_bias` pairs token ids with what is added to their logits. `logprobs` is the number of
+    alternatives to report beside each token; None reports nothing.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+class TokenConstraint(Protocol):
+    """Which tokens may come next: a grammar's state. Used on the engine's thread only."""
+
+    def accept(self, token_id: int) -> None:
+        """Go on by one token, which was allowed."""
+
+    def mask(self) -> bytes | None:
+        """Return one bit for each token id, lowest bit first, set where it may come next; None allows all."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt to answer. `max_new_tokens` counts generated tokens, a stop token not among them."""
+    """One prompt to answer. `max_new_tokens` counts generated tokens, a stop token not among them.
+
+    `constrain` makes the grammar's state of one generation.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
+    constrain: Callable[[], TokenConstraint] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,9 @@ class RouteReport:
 
     `reason` says in a few words why the route is not remote, or is empty. `prefill_s` runs from admission to
     a complete cache; `wire_s` from the first frame to the verified seal (0 without a handoff).
+
+    `memory_tokens` and `disk_tokens` were held by this node; `held_reason` says why no more were, and
+    `held_decoded` whether decode, and not prefill, had produced part of them.
     """
 
     route: Route
@@ -62,6 +91,26 @@ class RouteReport:
     segments_verified: int = 0
     payload_nbytes: int = 0
     handoff_id: str = ""
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    held_reason: str = ""
+    held_decoded: bool = False
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that this node held and nobody computed for this request."""
+        return self.memory_tokens + self.disk_tokens
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Natural logarithms of probabilities that the model gave, before any penalty, bias, temperature or filter.
+
+    `alternatives` are the likeliest tokens, the likeliest first.
+    """
+
+    chosen: float
+    alternatives: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +118,7 @@ class TokenEvent:
     """One generated token. The first one is preceded by a RouteReport."""
 
     token_id: int
+    likelihood: Likelihood | None = None
 
 
 class FinishReason(Enum):

@@ -14,7 +14,10 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
+
+from muser_wire.kvpack.block import Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +79,28 @@ class Piece:
     v_offset_nbytes: int
 
 
+class Origin(Enum):
+    """Where the tokens of a staged chunk come from: this node's memory or disk, or a producer."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    PEER = "peer"
+
+
 @dataclass(frozen=True)
 class StagedChunk:
-    """A whole verified chunk: tokens [start, stop) of every layer, each layer covered once by its pieces."""
+    """A whole verified chunk: tokens [start, stop) of every layer, each layer covered once by its pieces, in order.
+
+    Of a layer with a window that is shorter than the chunk: the window before `stop`, no more. `block` is what
+    it was copied from, if this node held it.
+    """
 
     start: int
     stop: int
     slot: StagingSlot
     pieces: tuple[Piece, ...]
+    origin: Origin = Origin.PEER
+    block: Block | None = None
 
 
 @dataclass(frozen=True)
@@ -110,18 +127,34 @@ class SourceFailed:
     handoff_id: str
 
 
+@dataclass(frozen=True)
+class HeldEnded:
+    """Every chunk that this node held has been polled. `held_reason` says why there are no more.
+
+    `rest_reason` None: the source goes on with a handoff. Otherwise nothing is polled any more, the rest is for
+    this node to compute, and the text says why.
+    """
+
+    held_reason: str
+    rest_reason: str | None
+
+
+News = StagedChunk | HeldEnded | SourceDone | SourceFailed
+"""What a source can say."""
+
+
 class KVSource(Protocol):
     """One handoff, as the engine sees it. All three methods are called on the engine's thread and never block.
 
     Chunks come in order from position 0, each starting where the one before stopped, on the grid; the
-    last may end early, at the held-back last prompt token. After `SourceDone`, `SourceFailed` or
-    `cancel` nothing is polled any more.
+    last may end early, at the held-back last prompt token. What this node held comes first, and may end
+    anywhere. After `SourceDone`, `SourceFailed` or `cancel` nothing is polled any more.
     """
 
     def begin(self, slots: SlotPool) -> None:
         """Start. Called once, when the generation is admitted; the source keeps `slots`."""
 
-    def poll(self) -> StagedChunk | SourceDone | SourceFailed | None:
+    def poll(self) -> News | None:
         """Return the next thing that happened, or None. The source calls `slots.wake()` when there is one."""
 
     def cancel(self) -> None:

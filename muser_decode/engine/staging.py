@@ -52,6 +52,9 @@ class Staging:
 def check_chunk(chunk: StagedChunk, geometry: Geometry, length: int, tokens: int) -> None:
     """Check that a chunk starts at `length`, ends within `tokens`, and covers each layer once from inside its slot.
 
+    A layer with a window is covered when the chunk holds all of its tokens that lie in the window before
+    the chunk's end: later queries see no others. So every chunk's end is a place to go on from.
+
     Raises:
         StagedChunkInvalid: it does not; the message names the first difference.
     """
@@ -59,7 +62,7 @@ def check_chunk(chunk: StagedChunk, geometry: Geometry, length: int, tokens: int
         raise StagedChunkInvalid(f"staged chunk starts at {chunk.start}, the cache ends at {length}")
     if not chunk.start < chunk.stop <= tokens:
         raise StagedChunkInvalid(f"staged chunk ends at {chunk.stop}, the prompt at {tokens}")
-    ends = [chunk.start] * len(geometry.windows)
+    ends = [chunk.start if window is None else max(chunk.start, chunk.stop - window) for window in geometry.windows]
     for piece in chunk.pieces:
         _check_piece(piece, chunk, geometry)
         if piece.start != ends[piece.layer]:

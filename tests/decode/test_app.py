@@ -27,8 +27,18 @@ def test_the_paths_that_are_served() -> None:
     served = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
     assert served == {
         ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/messages/count_tokens"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("POST", "/apply-template"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{model:path}"),
         ("GET", "/health"),
         ("GET", "/ready"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
+        ("GET", "/"),
     }

@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 
 from muser_decode.config import ConfigError, DecodeConfig, ProducerAddress, add_arguments, from_arguments
+from muser_decode.decoder import MlxDecoder
+from muser_decode.numerics import DTYPES
 from muser_decode.router import RoutePolicy
 from muser_wire.geometry import ElementType
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.tiny_gguf import write_tiny_gguf
 
 
-def parsed(*flags: str, packed_by_default: bool = False) -> DecodeConfig:
+def parsed(*flags: str, on_gpu: bool = False) -> DecodeConfig:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return from_arguments(parser.parse_args(["--model", "m.gguf", *flags]), packed_by_default=packed_by_default)
+    return from_arguments(parser.parse_args(["--model", "m.gguf", *flags]), on_gpu=on_gpu)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -23,15 +27,33 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (config.route, config.chunk_tokens) == (RoutePolicy.AUTO, 2048)
 
 
-@pytest.mark.parametrize(("dtype", "element"), [("f32", ElementType.F16), ("bf16", ElementType.BF16)])
+@pytest.mark.parametrize(
+    ("dtype", "element"), [("f32", ElementType.BF16), ("f16", ElementType.F16), ("bf16", ElementType.BF16)]
+)
 def test_the_element_type_follows_the_compute_type(dtype: str, element: ElementType) -> None:
     assert parsed("--dtype", dtype).kv_element is element
-    assert parsed("--dtype", dtype, "--kv", "bf16").kv_element is ElementType.BF16
+    assert parsed("--dtype", dtype, "--kv", "f16").kv_element is ElementType.F16
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_every_default_combination_is_one_that_the_decoder_takes(
+    on_gpu: bool, tmp_path: Path, tiny_llama: Path
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_tiny_gguf(model, tiny_llama, encoding="Q4_1")
+    for dtype in ("auto", "bf16", "f16", "f32"):
+        config = parsed("--dtype", dtype, on_gpu=on_gpu)
+        MlxDecoder(
+            open_checkpoint(model), dtype=DTYPES[config.dtype], kv_element=config.kv_element, packed=config.packed
+        )
+    assert parsed(on_gpu=True).kv_element is parsed(on_gpu=False).kv_element
 
 
 def test_weights_stay_packed_where_the_device_likes_it_or_the_flag_says_so() -> None:
-    assert parsed(packed_by_default=True).packed
-    assert not parsed("--weights", "dense", packed_by_default=True).packed
+    assert parsed("--dtype", "f16", on_gpu=True).packed
+    assert not parsed(on_gpu=True).packed
+    assert not parsed("--dtype", "f16", "--weights", "dense", on_gpu=True).packed
+    assert not parsed().packed
     assert parsed("--weights", "packed").packed
 
 
@@ -51,3 +73,27 @@ def test_a_producer_is_host_and_port(text: str, address: ProducerAddress) -> Non
 def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a port from 1 to 65535"):
         parsed("--producer", text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--port", "65536"),
+        ("--port", "-1"),
+        ("--chunk-tokens", "0"),
+        ("--threads", "-3"),
+        ("--max-queue", "-9"),
+        ("--drain-s", "-1"),
+        ("--drain-s", "nan"),
+        ("--ready-file", "/nowhere/at/all.json"),
+        ("--trace", "/nowhere/at/all.jsonl"),
+        ("--dtype", "f64"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_flags_name(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(f"{flag}={value}")
+    assert ended.value.code == 2
+    assert flag in capsys.readouterr().err

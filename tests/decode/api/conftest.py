@@ -153,6 +153,9 @@ class Caller:
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}
         return self.request("POST", "/v1/chat/completions", json=body)
 
+    def call(self, path: str, **body: Any) -> httpx.Response:
+        return self.request("POST", path, json={"model": "tiny", **body})
+
     def post(self, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
         headers = {"content-type": "application/json"} if headers is None else headers
         return self.request("POST", "/v1/chat/completions", content=body, headers=headers)
@@ -182,6 +185,19 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
     return condition()
 
 
+def named_events(response: httpx.Response) -> list[tuple[str, Any]]:
+    """Return the events of a stream whose clients tell them apart by name; comments are left out."""
+    events: list[tuple[str, Any]] = []
+    for block in response.text.removesuffix("\n\n").split("\n\n"):
+        if block.startswith(":"):
+            continue
+        first, _, second = block.partition("\n")
+        data = json.loads(second.removeprefix("data: "))
+        assert first == f"event: {data['type']}"
+        events.append((data["type"], data))
+    return events
+
+
 @dataclass(frozen=True)
 class Kit:
     """What the tests of this folder share."""
@@ -192,6 +208,7 @@ class Kit:
     eventually: Callable[..., bool]
     caller: Callable[..., Caller]
     report: RouteReport
+    named_events: Callable[[httpx.Response], list[tuple[str, Any]]]
 
 
 @pytest.fixture
@@ -204,5 +221,6 @@ def kit() -> Iterator[Kit]:
         eventually,
         lambda limits=None, other=None: Caller(backend if other is None else other, limits),
         REPORT,
+        named_events,
     )
     backend.close()

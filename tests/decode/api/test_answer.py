@@ -2,8 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from muser_decode.api.answer import Answer
-from muser_decode.engine.request import Failed, Finished, FinishReason, PrefillProgress, Route, RouteReport, TokenEvent
+from muser_decode.api.account import account, usage
+from muser_decode.api.answer import Answer, Reading
+from muser_decode.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Likelihood,
+    PrefillProgress,
+    Route,
+    RouteReport,
+    TokenEvent,
+)
+from muser_decode.formats.base import PlainParser
+from muser_decode.formats.chatml_hermes import TAGS
+from muser_decode.formats.conversation import Call, Content, Reasoning, Tool
+from muser_decode.formats.tagged import TaggedParser
 
 REPORT = RouteReport(Route.SALVAGED, "producer lost", 1.5, 0.5, 8, 3, 4, 1024, "h")
 END = Finished(FinishReason.LENGTH, generated_tokens=5, first_token_s=2.0, decode_s=0.5)
@@ -14,25 +29,47 @@ class Bytes:
         return bytes([token_id])
 
 
+def plain(*stops: str) -> Answer:
+    return Answer(Bytes(), Reading(PlainParser(), {}, stops))
+
+
+def hermes(*stops: str, one_call: bool = False) -> Answer:
+    parser = TaggedParser([Tool("f")], TAGS, thinks=True, opened=False)
+    return Answer(Bytes(), Reading(parser, {200: "<tool_call>", 201: "</tool_call>"}, stops, one_call))
+
+
+def feed(answer: Answer, event: Event) -> str:
+    """The text that an event shows, where it shows nothing else."""
+    deltas = answer.feed(event)
+    assert all(isinstance(delta, Content) for delta in deltas)
+    return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+
+
+def say(answer: Answer, text: str, probability: float | None = None) -> list[Content | Reasoning | Call]:
+    told = None if probability is None else Likelihood(probability)
+    return [delta for byte in text.encode() for delta in answer.feed(TokenEvent(byte, told))]
+
+
 def test_events_add_up_to_text_and_figures() -> None:
-    answer = Answer(Bytes(), [])
+    answer = plain()
     assert not answer.settled
-    assert answer.account() is None
-    assert answer.feed(PrefillProgress(4, 8)) == ""
+    assert account(answer) is None
+    assert feed(answer, PrefillProgress(4, 8)) == ""
     assert answer.progress == PrefillProgress(4, 8)
-    assert answer.feed(REPORT) == ""
+    assert feed(answer, REPORT) == ""
     assert (answer.settled, answer.ended) == (True, False)
-    assert [answer.feed(TokenEvent(byte)) for byte in "aé!".encode()] == ["a", "", "é", "!"]
-    assert answer.feed(TokenEvent(0xC3)) == ""
-    assert answer.feed(END) == "\ufffd"
+    assert [feed(answer, TokenEvent(byte)) for byte in "aé!".encode()] == ["a", "", "é", "!"]
+    assert feed(answer, TokenEvent(0xC3)) == ""
+    assert feed(answer, END) == "\ufffd"
     assert (answer.ended, answer.finish_reason()) == (True, "length")
-    assert answer.usage(prompt_tokens=12) == {
+    assert usage(12, [answer]) == {
         "prompt_tokens": 12,
         "completion_tokens": 5,
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
-    assert answer.account() == {
+    assert account(answer) == {
         "route": "salvaged",
         "reason": "producer lost",
         "handoff_id": "h",
@@ -44,39 +81,109 @@ def test_events_add_up_to_text_and_figures() -> None:
             # Five tokens in half a second.
             "tokens_per_second": 10.0,
         },
+        "memory_tokens": 0,
+        "disk_tokens": 0,
         "remote_tokens": 8,
         "local_tokens": 3,
+        "held_reason": "",
+        "held_decoded": False,
         "segments_verified": 4,
         "payload_bytes": 1024,
     }
 
 
 def test_tokens_after_a_stop_string_neither_show_nor_count() -> None:
-    answer = Answer(Bytes(), ["##"])
-    answer.feed(REPORT)
-    shown = "".join(answer.feed(TokenEvent(byte)) for byte in b"ab##cd")
+    answer = plain("##")
+    feed(answer, REPORT)
+    shown = "".join(feed(answer, TokenEvent(byte)) for byte in b"ab##cd")
     assert (shown, answer.stopped, answer.tokens) == ("ab", True, 4)
-    assert answer.feed(Finished(FinishReason.CANCELLED, 6, 1.0, 1.0)) == ""
+    assert feed(answer, Finished(FinishReason.CANCELLED, 6, 1.0, 1.0)) == ""
     assert answer.finish_reason() == "stop"
 
 
 def test_text_held_for_a_stop_string_is_released_at_the_end() -> None:
-    answer = Answer(Bytes(), ["##"])
-    assert [answer.feed(TokenEvent(byte)) for byte in b"a#"] == ["a", ""]
-    assert answer.feed(END) == "#"
+    answer = plain("##")
+    assert [feed(answer, TokenEvent(byte)) for byte in b"a#"] == ["a", ""]
+    assert feed(answer, END) == "#"
 
 
 def test_a_failure_ends_the_answer() -> None:
-    answer = Answer(Bytes(), [])
-    assert answer.feed(Failed("broken")) == ""
+    answer = plain()
+    assert feed(answer, Failed("broken")) == ""
     assert (answer.ended, answer.settled, answer.failed) == (True, True, Failed("broken"))
 
 
 @pytest.mark.parametrize(("tokens", "decode_s"), [(0, 0.0), (0, 1.0), (2, 0.0)])
 def test_no_rate_without_a_token_and_time(tokens: int, decode_s: float) -> None:
-    answer = Answer(Bytes(), [])
-    answer.feed(REPORT)
-    answer.feed(Finished(FinishReason.STOP, tokens, 1.0, decode_s))
-    account = answer.account()
-    assert account is not None
-    assert account["timings"]["tokens_per_second"] is None  # type: ignore[index]
+    answer = plain()
+    feed(answer, REPORT)
+    feed(answer, Finished(FinishReason.STOP, tokens, 1.0, decode_s))
+    figures = account(answer)
+    assert figures is not None
+    assert figures["timings"]["tokens_per_second"] is None  # type: ignore[index]
+
+
+def test_stop_strings_are_looked_for_in_what_the_user_sees() -> None:
+    answer = hermes("##")
+    assert say(answer, "<think>a ## b</think>c ## d")[-1] == Content(" ")
+    assert (answer.stopped, answer.stop_string) == (True, "##")
+    assert answer.reasoning_tokens > 0
+    assert usage(1, [answer])["completion_tokens_details"] == {"reasoning_tokens": answer.reasoning_tokens}
+
+
+def test_held_text_goes_out_before_a_call() -> None:
+    answer = hermes("a##")
+    deltas = say(answer, 'say a<tool_call>{"name": "f"}</tool_call>')
+    assert deltas[-2:] == [Content("a"), Call("f", {})]
+    answer.feed(Finished(FinishReason.STOP, 1, 1.0, 1.0))
+    assert (answer.finish_reason(), answer.calls) == ("tool_calls", 1)
+
+
+def test_an_answer_that_was_cut_off_says_so_whatever_it_called() -> None:
+    answer = hermes()
+    say(answer, '<tool_call>{"name": "f"}</tool_call><tool_call>')
+    answer.feed(END)
+    assert answer.finish_reason() == "length"
+
+
+def test_one_call_ends_the_answer_where_only_one_is_wanted() -> None:
+    answer = hermes(one_call=True)
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    assert say(answer, call + call) == [Call("f", {})]
+    assert (answer.complete, answer.finish_reason()) == (True, "tool_calls")
+
+
+def test_control_tokens_reach_the_parser_and_never_the_text() -> None:
+    answer = hermes()
+    answer.feed(TokenEvent(200))
+    say(answer, '{"name": "f"}')
+    assert answer.feed(TokenEvent(201)) == [Call("f", {})]
+    assert plain().feed(TokenEvent(65)) == [Content("A")]
+    assert Answer(Bytes(), Reading(PlainParser(), {65: "<x>"})).feed(TokenEvent(65)) == []
+
+
+def test_likelihoods_are_released_with_their_text() -> None:
+    answer = plain("xyz")
+    say(answer, "abx", -0.5)
+    assert [record.token_id for record in answer.take_records()] == [97, 98]
+    assert answer.take_records() == []
+    say(answer, "y", -0.5)
+    assert answer.take_records() == []
+    say(answer, "q", -0.5)
+    assert [record.token_id for record in answer.take_records()] == [120, 121, 113]
+
+
+def test_likelihoods_of_a_stop_string_are_not_told() -> None:
+    answer = plain("xyz")
+    say(answer, "abxyz", -0.5)
+    answer.feed(END)
+    assert [record.token_id for record in answer.take_records()] == [97, 98]
+
+
+def test_likelihoods_of_held_text_come_at_the_end() -> None:
+    answer = plain("xyz")
+    say(answer, "\u00e9xy", -0.5)
+    answer.feed(END)
+    records = answer.take_records()
+    assert [record.token_id for record in records] == [0xC3, 0xA9, 120, 121]
+    assert [record.chars for record in records] == [0, 1, 1, 1]

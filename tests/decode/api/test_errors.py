@@ -19,12 +19,12 @@ def test_the_body_is_openais_error_object() -> None:
 @pytest.mark.parametrize(
     ("method", "url", "status", "reason"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/embeddings", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("POST", "/v1/chat/completions/", 404, "unknown_url"),
-        ("GET", "/docs", 404, "unknown_url"),
-        ("GET", "/openapi.json", 404, "unknown_url"),
+        ("GET", "/redoc", 404, "unknown_url"),
+        ("GET", "/swagger.json", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
     ],

@@ -19,7 +19,9 @@ def status(headers: dict[str, str], url: str = "http://127.0.0.1:4949") -> tuple
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:4949", "http://localhost", "http://LOCALHOST:1", "http://[::1]:4949"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:4949", "http://localhost", "http://LOCALHOST:1", "http://[::1]:4949"]
+)
 def test_loopback_names_are_served(url: str) -> None:
     assert status({}, url) == (200, "reached")
 

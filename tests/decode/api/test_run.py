@@ -1,32 +1,44 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
+import pytest
+
 from muser_decode.api.answer import Answer
+from muser_decode.api.errors import ApiError
 from muser_decode.api.run import Run
 from muser_decode.engine.request import GenerationRequest, TokenEvent
+from muser_decode.errors import EngineBusy
+
+
+def run_of(kit: Any, tokens: int, answers: int = 1) -> Run:
+    requests = [GenerationRequest(f"r{index}", (1,), tokens) for index in range(answers)]
+    return Run(kit.backend, requests, [Answer(kit.backend.tokenizer) for _ in requests], cancel_wait_s=1.0)
+
+
+def text_of(shown: tuple[int, list[Any]]) -> str:
+    return "".join(delta.text for delta in shown[1])
 
 
 def test_events_after_the_server_has_stopped_do_not_trouble_the_engine(kit: Any) -> None:
     kit.backend.script = lambda _request, _sink, _cancel: None
 
     async def start() -> Run:
-        request = GenerationRequest("r", (1,), 1)
-        return Run(kit.backend, request, Answer(kit.backend.tokenizer, []), cancel_wait_s=1.0)
+        return run_of(kit, 1)
 
     run = asyncio.run(start())
-    run._sink(TokenEvent(65))
-    assert not run.answer.settled
+    run._sink(0, TokenEvent(65))
+    assert not run.settled
 
 
 def test_events_from_another_thread_arrive_in_order(kit: Any) -> None:
     kit.backend.script = kit.saying("in order" * 50)
 
     async def read() -> str:
-        request = GenerationRequest("r", (1,), 400)
-        run = Run(kit.backend, request, Answer(kit.backend.tokenizer, []), cancel_wait_s=1.0)
-        return "".join([await run.advance() async for _ in until_done(run)])
+        run = run_of(kit, 400)
+        return "".join([text_of(await run.advance()) async for _ in until_done(run)])
 
     async def until_done(run: Run) -> Any:
         while not run.done:
@@ -37,10 +49,53 @@ def test_events_from_another_thread_arrive_in_order(kit: Any) -> None:
 
 def test_cancel_after_the_end_is_not_passed_on(kit: Any) -> None:
     async def read() -> None:
-        run = Run(kit.backend, GenerationRequest("r", (1,), 9), Answer(kit.backend.tokenizer, []), cancel_wait_s=1.0)
+        run = run_of(kit, 9)
         while not run.done:
             await run.advance()
         run.cancel()
 
     asyncio.run(read())
     assert not kit.backend.cancels[0].asked.is_set()
+
+
+def test_a_refusal_of_one_of_several_stops_the_others(kit: Any) -> None:
+    submit = kit.backend.submit
+
+    def one_place(request: GenerationRequest, sink: Any) -> Any:
+        if request.request_id == "r2":
+            raise EngineBusy("full")
+        return submit(request, sink)
+
+    kit.backend.submit = one_place
+
+    async def start() -> None:
+        with pytest.raises(ApiError) as caught:
+            run_of(kit, 9, answers=3)
+        assert caught.value.status == 503
+
+    asyncio.run(start())
+    assert [cancel.asked.is_set() for cancel in kit.backend.cancels] == [True, True]
+
+
+def test_what_shows_before_the_first_route_is_kept(kit: Any) -> None:
+    def play(request: GenerationRequest, sink: Any, cancel: Any) -> None:
+        if request.request_id == "r0":
+            second_done.wait(10)
+        kit.saying(request.request_id)(request, sink, cancel)
+        if request.request_id == "r1":
+            second_done.set()
+
+    second_done = threading.Event()
+    kit.backend.script = play
+
+    async def read() -> list[str]:
+        run = run_of(kit, 9, answers=2)
+        texts = ["", ""]
+        while not run.settled:
+            await run.settle()
+        while not run.done:
+            shown = await run.advance()
+            texts[shown[0]] += text_of(shown)
+        return texts
+
+    assert asyncio.run(read()) == ["r0", "r1"]

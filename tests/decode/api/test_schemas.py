@@ -5,10 +5,19 @@ from typing import Any
 import pytest
 
 from muser_decode.api.errors import ApiError
-from muser_decode.api.schemas import ChatRequest, Message, read_chat_request
+from muser_decode.api.parameters import Parameters
+from muser_decode.api.schemas import Asked, ChatRequest, read_chat_request
+from muser_decode.api.tools import Toolbox
 from muser_decode.engine.request import SamplingParams
+from muser_decode.formats.conversation import Message, Tool, ToolCall
+from muser_decode.grammar import ANY_OBJECT
 
 USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def called(call: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def read(**fields: Any) -> ChatRequest:
@@ -16,15 +25,10 @@ def read(**fields: Any) -> ChatRequest:
 
 
 def test_a_bare_request_has_openais_defaults() -> None:
-    assert read() == ChatRequest(
-        model="m",
-        messages=(Message("user", "x"),),
-        max_tokens=None,
-        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None),
-        stop=(),
-        stream=False,
-        include_usage=False,
-    )
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None)
+    parameters = Parameters(None, sampling, stop=(), stop_ids=(), ignore_eos=False, n=1)
+    asked = Asked("m", (Message("user", "x"),), parameters, Toolbox(), None, None, {})
+    assert read() == ChatRequest(asked, stream=False, include_usage=False, progress=False)
 
 
 def test_every_supported_parameter_is_read() -> None:
@@ -35,16 +39,38 @@ def test_every_supported_parameter_is_read() -> None:
         top_k=40,
         min_p=0.1,
         seed=-(2**63),
-        stop=["a", "b"],
+        stop=["a", 7, "b"],
+        stop_token_ids=[8],
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias={"5": -100, "6": 0, "07": 1.5},
+        logprobs=True,
+        top_logprobs=3,
+        n=2,
+        ignore_eos=True,
         stream=True,
-        stream_options={"include_usage": True, "unknown": 1},
+        stream_options={"include_usage": True, "progress": True, "unknown": 1},
         user="u",
         metadata={"k": "v"},
         anything="goes",
     )
-    assert request.max_tokens == 7
-    assert request.sampling == SamplingParams(temperature=0.0, top_p=0.5, top_k=40, min_p=0.1, seed=-(2**63))
-    assert (request.stop, request.stream, request.include_usage) == (("a", "b"), True, True)
+    parameters = request.asked.parameters
+    assert parameters.max_tokens == 7
+    assert parameters.sampling == SamplingParams(
+        temperature=0.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        seed=-(2**63),
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias=((5, -100.0), (7, 1.5)),
+        logprobs=3,
+    )
+    assert (parameters.stop, parameters.stop_ids, parameters.ignore_eos) == (("a", "b"), (7, 8), True)
+    assert (parameters.n, request.stream, request.include_usage, request.progress) == (2, True, True, True)
 
 
 def test_null_means_the_default() -> None:
@@ -76,7 +102,7 @@ def test_null_means_the_default() -> None:
     ],
 )
 def test_values_that_ask_for_nothing_are_taken(harmless: dict[str, Any]) -> None:
-    assert read(**harmless).sampling == SamplingParams(temperature=1.0)
+    assert read(**harmless).asked.parameters.sampling == SamplingParams(temperature=1.0)
 
 
 def test_messages_become_roles_and_text() -> None:
@@ -86,7 +112,7 @@ def test_messages_become_roles_and_text() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
         {"role": "assistant", "content": "c", "tool_calls": [], "refusal": None},
     ]
-    assert read(messages=messages).messages == (
+    assert read(messages=messages).asked.messages == (
         Message("system", "d"),
         Message("system", ""),
         Message("user", "a\nb", "Ann"),
@@ -96,29 +122,22 @@ def test_messages_become_roles_and_text() -> None:
 
 @pytest.mark.parametrize(("given", "used"), [(0, 0.0), (1e-300, 0.0), (9e-7, 0.0), (1e-6, 1e-6), (2, 2.0)])
 def test_a_temperature_too_small_to_divide_by_is_greedy(given: float, used: float) -> None:
-    assert read(temperature=given).sampling.temperature == used
+    assert read(temperature=given).asked.parameters.sampling.temperature == used
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2}, "n"),
-    ({"n": True}, "n"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logprobs": True}, "logprobs"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"best_of": 2}, "best_of"),
+    ({"min_tokens": 2}, "min_tokens"),
+    ({"store": True}, "store"),
+    ({"response_format": {"type": "grammar"}}, "response_format.type"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tool_choice": {"type": "custom"}}, "tool_choice"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[0].tool_calls[0].type"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
     (
         {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
         "messages[1].content[1].type",
@@ -159,6 +178,88 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
         "missing_required_parameter",
     ),
     ({"messages": [{**USER, "name": 3}]}, "messages[0].name", "invalid_type"),
+    ({"messages": [USER] * 8193}, "messages", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "invalid_value"),
+    ({"messages": [called({})]}, "messages[0].tool_calls[0].function", "missing_required_parameter"),
+    (
+        {"messages": [called({"function": {}})]},
+        "messages[0].tool_calls[0].function.name",
+        "missing_required_parameter",
+    ),
+    *(
+        (
+            {"messages": [called({"function": {"name": "f", "arguments": arguments}})]},
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_value",
+        )
+        for arguments in (
+            "x",
+            "[]",
+            "NaN",
+            '"\\ud800"',
+            '{"a": "\\ud800"}',
+            "[" * 9999,
+            '{"a":' * 200 + "1" + "}" * 200,
+        )
+    ),
+    ({"tools": {}}, "tools", "invalid_type"),
+    ({"tools": [TOOL] * 257}, "tools", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing_required_parameter"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+        "tools[0].function.parameters",
+        "invalid_type",
+    ),
+    ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": 1}, "tool_choice", "invalid_type"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "invalid_value"),
+    ({"response_format": 1}, "response_format", "invalid_type"),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"x": "y" * 300_000}}}},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required"},
+        "response_format",
+        "invalid_value",
+    ),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort", "invalid_value"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 9}, "n", "invalid_value"),
+    ({"n": True}, "n", "invalid_type"),
+    ({"logprobs": 1}, "logprobs", "invalid_type"),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"\u0663": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"99999999999": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_value"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias.1", "invalid_type"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
+    ({"presence_penalty": 2.1}, "presence_penalty", "invalid_value"),
+    ({"frequency_penalty": "1"}, "frequency_penalty", "invalid_type"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+    ({"stop_token_ids": ["1"]}, "stop_token_ids[0]", "invalid_type"),
+    ({"stop_token_ids": list(range(65))}, "stop", "invalid_value"),
+    ({"stop": [True]}, "stop[0]", "invalid_type"),
+    ({"stop": -1}, "stop", "invalid_value"),
+    ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     ({"max_tokens": 1.0}, "max_tokens", "invalid_type"),
     ({"max_tokens": "7"}, "max_tokens", "invalid_type"),
@@ -177,9 +278,9 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": 2**63}, "seed", "invalid_value"),
     ({"seed": "1"}, "seed", "invalid_type"),
     ({"stop": ""}, "stop", "invalid_value"),
-    ({"stop": 1}, "stop", "invalid_type"),
+    ({"stop": {}}, "stop", "invalid_type"),
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
-    ({"stop": ["a", 1]}, "stop[1]", "invalid_type"),
+    ({"stop": ["a", 1.5]}, "stop[1]", "invalid_type"),
     ({"stop": ["a"] * 5}, "stop", "invalid_value"),
     ({"stop": "x" * 513}, "stop", "invalid_value"),
     ({"stream": 1}, "stream", "invalid_type"),
@@ -195,3 +296,44 @@ def test_a_wrong_field_is_refused_by_its_path(fields: dict[str, Any], param: str
         read(**fields)
     assert (caught.value.status, caught.value.reason, caught.value.param) == (400, reason, param)
     assert len(str(caught.value)) < 300
+
+
+def test_calls_and_their_results_become_turns() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "4"}]},
+        {"role": "tool", "tool_call_id": "c2", "content": ""},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ]
+    assert read(messages=messages).asked.messages[1:] == (
+        Message("assistant", "", None, "hm", (ToolCall("c1", "f", {"a": [1]}),)),
+        Message("tool", "4", "f", tool_call_id="c1"),
+        Message("tool", "", None, tool_call_id="c2"),
+        Message("assistant", "no"),
+    )
+
+
+def test_the_choice_narrows_the_tools() -> None:
+    tools = [{"type": "function", "function": {"name": name, "description": "d", "parameters": {}}} for name in "fg"]
+    f, g = Tool("f", "d"), Tool("g", "d")
+    named = {"type": "function", "function": {"name": "g"}}
+    assert read(tools=tools).asked.toolbox == Toolbox((f, g))
+    assert read(tools=tools, tool_choice="none").asked.toolbox == Toolbox()
+    assert read(tools=tools, tool_choice="required").asked.toolbox == Toolbox((f, g), required=True)
+    assert read(tools=tools, tool_choice=named).asked.toolbox == Toolbox((g,), required=True)
+    assert read(tools=tools, parallel_tool_calls=False).asked.toolbox == Toolbox((f, g), parallel=False)
+
+
+def test_formats_of_answers() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert read(response_format=wanted).asked.schema == schema
+    assert read(response_format={"type": "json_object"}).asked.schema == ANY_OBJECT
+    assert read(response_format={"type": "text"}).asked.schema is None
+
+
+def test_reasoning_and_variables() -> None:
+    asked = read(reasoning_effort="low", chat_template_kwargs={"mood": "calm"}).asked
+    assert (asked.effort, asked.variables) == ("low", {"mood": "calm"})

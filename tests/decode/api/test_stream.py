@@ -151,3 +151,40 @@ def test_an_internal_failure_after_the_start_is_an_event_without_details(
     assert "of 144" not in caplog.text
     # The engine is told, since nobody reads its events any more.
     assert kit.backend.cancels[0].asked.is_set()
+
+
+def test_progress_comes_in_chunks_to_clients_that_ask(kit: Any) -> None:
+    def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
+        for done in (0, 1024, 2048):
+            sink(PrefillProgress(done, 4096))
+            time.sleep(0.12)
+        kit.saying("ok")(request, sink, cancel)
+
+    kit.backend.script = play
+    limits = Limits(header_wait_s=60.0, comment_every_s=60.0, progress_every_s=0.1)
+    response = kit.caller(limits).chat(stream=True, stream_options={"progress": True})
+    events = kit.sse(response)
+    # The headers did not wait for the route.
+    assert "x-muser-route" not in response.headers
+    told = [event["muser"]["prefill"] for event in events[:-1] if "prefill" in event.get("muser", {})]
+    assert {"done": 1024, "total": 4096} in told
+    for event in events[:-1]:
+        if "prefill" in event.get("muser", {}):
+            assert event["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}]
+    assert text(events) == "ok"
+
+
+def test_calls_and_reasoning_are_streamed(kit: Any) -> None:
+    kit.backend.tokenizer.chat_template += "{# <think> #}"
+    kit.backend.script = kit.saying('<think>hm</think>a<tool_call>{"name": "f"}</tool_call>')
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    events = kit.sse(kit.caller().chat(stream=True, tools=tools))
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas(events)) == "hm"
+    assert text(events) == "a"
+    (calls,) = [delta["tool_calls"] for delta in deltas(events) if "tool_calls" in delta]
+    assert calls[0].pop("id").startswith("call_")
+    assert calls == [{"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    whole = kit.caller().chat(tools=tools).json()["choices"][0]["message"]
+    assert (whole["reasoning_content"], whole["content"]) == ("hm", "a")
+    assert whole["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}

@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from local_backend import CHUNK, LocalBackend, local_backend
 
-from muser_decode.blas import load_blas
-
-load_blas()
-
-import mlx.core as mx  # noqa: E402 - after the BLAS that it is to use
-
-from muser_decode.decoder import MlxDecoder  # noqa: E402
-from muser_decode.engine.loop import Engine  # noqa: E402
-from muser_wire.geometry import ElementType  # noqa: E402
-from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
-from muser_wire.model.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
+from muser_wire.model.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from muser_decode.engine.generation import Generation
-    from muser_decode.engine.request import EventSink, GenerationRequest
-
-CHUNK = 16
-
-
-@dataclass
-class LocalBackend:
-    """An engine without a router."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    context_tokens: int
-    model_id: str = "tiny"
-    aliases: frozenset[str] = frozenset()
-    created: int = 1
-
-    def submit(self, request: GenerationRequest, sink: EventSink) -> Generation:
-        return self.engine.submit(request, sink, None, "no producer")
-
-    def ready(self) -> tuple[bool, str]:
-        return self.engine.healthy(), "engine"
-
-    def describe_status(self) -> dict[str, Any]:
-        return {"requests": self.engine.load}
-
 
 @pytest.fixture(scope="module")
 def backend(tiny_llama: Path) -> Iterator[LocalBackend]:
-    checkpoint = open_checkpoint(tiny_llama)
-    engine = Engine(
-        lambda: MlxDecoder(checkpoint, dtype=mx.float32, kv_element=ElementType.F16, packed=False),
-        chunk_tokens=CHUNK,
-        max_queue=4,
-        staging_nbytes=1 << 16,
-    )
-    engine.start()
-    yield LocalBackend(engine, load_tokenizer(tiny_llama), checkpoint.spec.max_positions)
-    engine.stop()
+    with local_backend(tiny_llama) as backend:
+        yield backend
 
 
 @pytest.fixture
@@ -145,3 +103,120 @@ def test_a_long_prompt_is_prefilled_in_chunks_and_answered(ask: Any) -> None:
     response = ask("one two three " * 20, temperature=0, max_tokens=2)
     assert response.json()["muser"]["local_tokens"] > 3 * CHUNK
     assert response.json()["usage"]["completion_tokens"] == 2
+
+
+def test_several_answers_differ_by_their_seeds_and_repeat(kit: Any, ask: Any) -> None:
+    options = {"temperature": 1.5, "seed": 7, "max_tokens": 12, "n": 3}
+    first = ask(**options).json()
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert [choice["index"] for choice in first["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert first["usage"]["completion_tokens"] == 36
+    assert texts[0] == content(ask(**{**options, "n": 1}))
+    events = kit.sse(ask(**options, stream=True))
+    streamed = ["", "", ""]
+    for event in events[:-1]:
+        choice = event["choices"][0]
+        streamed[choice["index"]] += choice["delta"].get("content", "")
+    assert streamed == texts
+    assert sorted(e["choices"][0]["index"] for e in events[:-1] if e["choices"][0]["finish_reason"]) == [0, 1, 2]
+
+
+def test_likelihoods_are_the_same_streamed(kit: Any, ask: Any) -> None:
+    options = {"temperature": 0, "max_tokens": 10, "logprobs": True, "top_logprobs": 2}
+    whole = ask(**options).json()["choices"][0]["logprobs"]["content"]
+    assert len(whole) == 10
+    for entry in whole:
+        assert entry["logprob"] <= 0
+        # Greedy: the likeliest is the one that was taken.
+        assert entry["top_logprobs"][0]["bytes"] == entry["bytes"]
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"] >= entry["top_logprobs"][1]["logprob"]
+    streamed = [
+        entry
+        for event in kit.sse(ask(**options, stream=True))[:-1]
+        for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert streamed == whole
+
+
+def test_a_schema_is_followed_whatever_the_weights_say(ask: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sure": {"type": "boolean"}, "kind": {"enum": ["x", "yy"]}},
+        "required": ["sure", "kind"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "k", "schema": schema, "strict": True}}
+    for seed in range(4):
+        response = ask(response_format=wanted, temperature=1.5, seed=seed).json()
+        value = json.loads(response["choices"][0]["message"]["content"])
+        assert set(value) == {"sure", "kind"}
+        assert isinstance(value["sure"], bool)
+        assert value["kind"] in ("x", "yy")
+        assert response["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(ask: Any) -> None:
+    for schema in ({"type": "nonsense"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}, {"not": {}}):
+        wanted = {"type": "json_schema", "json_schema": {"name": "k", "schema": schema}}
+        error = ask(response_format=wanted).json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "response_format")
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}},
+                "required": ["count"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("first", "second")
+]
+
+
+def test_a_required_call_is_made_and_read(kit: Any, ask: Any) -> None:
+    named = {"type": "function", "function": {"name": "second"}}
+    options = {"tools": TOOLS, "tool_choice": named, "temperature": 1.0, "seed": 3}
+    choice = ask(**options).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "second"
+    assert isinstance(json.loads(call["function"]["arguments"])["count"], int)
+    events = kit.sse(ask(**options, stream=True))
+    (streamed,) = [d["tool_calls"] for e in events[:-1] for d in [e["choices"][0]["delta"]] if "tool_calls" in d]
+    assert (streamed[0]["index"], streamed[0]["function"]) == (0, call["function"])
+
+
+def test_a_stop_token_ends_the_answer(ask: Any, backend: LocalBackend) -> None:
+    entries = ask(temperature=0, max_tokens=8, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    stop = entries[5]["bytes"]
+    first = next(index for index, entry in enumerate(entries) if entry["bytes"] == stop)
+    ids = [i for i in range(512) if list(backend.tokenizer.token_bytes(i)) == stop]
+    response = ask(temperature=0, max_tokens=8, stop=ids)
+    assert response.json()["usage"]["completion_tokens"] == first
+    assert response.json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_ban_changes_greedy_text(ask: Any, backend: LocalBackend) -> None:
+    first = ask(temperature=0, max_tokens=1, logprobs=True).json()["choices"][0]["logprobs"]["content"][0]
+    banned = [i for i in range(512) if list(backend.tokenizer.token_bytes(i)) == first["bytes"]]
+    other = ask(temperature=0, max_tokens=1, logit_bias={str(i): -100 for i in banned})
+    assert content(other) != content(ask(temperature=0, max_tokens=1))
+
+
+def test_an_answer_does_not_depend_on_who_else_is_served(kit: Any, backend: LocalBackend) -> None:
+    caller = kit.caller(other=backend)
+    body = {"temperature": 1.2, "seed": 11, "max_tokens": 24, "frequency_penalty": 0.5, "top_p": 0.9}
+    alone = content(caller.chat("Where?", **body))
+    with ThreadPoolExecutor(5) as pool:
+        others = [pool.submit(caller.chat, f"other {i}", max_tokens=20) for i in range(4)]
+        among = content(pool.submit(caller.chat, "Where?", **body).result())
+        assert all(other.result().status_code == 200 for other in others)
+    assert among == alone

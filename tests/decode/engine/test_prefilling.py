@@ -15,6 +15,7 @@ from muser_decode.engine.source import KVSource
 from muser_decode.engine.staging import Staging
 from muser_wire.geometry import ElementType
 from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.tiny import write_tiny
 
 GRID = 8
 PROMPT = tuple(range(40, 60))
@@ -112,3 +113,85 @@ def test_waiting_for_a_source_is_no_progress(begin: Begin) -> None:
     waiting.abandon()
     waiting.abandon()
     assert source.events == ["begin", "cancel"]
+
+
+WINDOW = 24
+POISON = np.uint16(0x7E00)
+"""Not a number: what a handoff does not carry must never be read."""
+
+
+@pytest.fixture(scope="module", params=["muse_glimmer", "gemma3"])
+def sliding(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MlxDecoder:
+    path = tmp_path_factory.mktemp("sliding") / request.param
+    write_tiny(request.param, path, layers=6, window=WINDOW)
+    return MlxDecoder(open_checkpoint(path), dtype=mx.float32, kv_element=ElementType.F16, packed=False)
+
+
+def run(decoder: MlxDecoder, prompt: tuple[int, ...], grid: int, source: KVSource | None = None) -> Prefilling:
+    largest = 6 * 2 * grid * decoder.geometry.plane_token_nbytes
+    staging = Staging(decoder.geometry, slots=2, slot_nbytes=largest, wake=lambda: None)
+    prefilling = Prefilling(Workshop(decoder, staging, grid), GenerationRequest("r", prompt, 1), [].append, source, "")
+    finish(prefilling)
+    return prefilling
+
+
+def carried(decoder: MlxDecoder, prompt: tuple[int, ...], grid: int) -> list[tuple[np.ndarray, ...]]:
+    """What a handoff carries of a prompt, read from a cache at each boundary of the grid; poison everywhere else."""
+    tokens, cache = len(prompt) - 1, decoder.new_cache()
+    shape = (tokens, decoder.spec.kv_heads, decoder.spec.head_dim)
+    layers = [(np.full(shape, POISON), np.full(shape, POISON)) for _ in decoder.spec.layers]
+    for start in range(0, tokens, grid):
+        stop = min(tokens, start + grid)
+        decoder.prefill_chunk(prompt[start:stop], cache)
+        for index, layer in enumerate(decoder.spec.layers):
+            first = start if layer.window is None else max(start, stop - layer.window)
+            for into, plane in zip(layers[index], cache.planes(index, first, stop), strict=True):
+                into[first:stop] = np.array(mx.contiguous(plane).view(mx.uint16))
+    return layers
+
+
+def greedy(decoder: MlxDecoder, prefilling: Prefilling, token: int, new: int) -> list[int]:
+    tokens = []
+    for _ in range(new):
+        token = int(mx.argmax(decoder.step(mx.array(token), prefilling.cache)).item())
+        tokens.append(token)
+    return tokens
+
+
+def some_prompt(tokens: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(tokens).integers(10, 512, tokens).tolist())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid", "new"),
+    [
+        *((tokens, 10, 30) for tokens in (WINDOW - 1, WINDOW, WINDOW + 1, WINDOW - 10, WINDOW + 10)),
+        (3 * WINDOW, 10, 120),
+        (3 * WINDOW, 40, 30),
+        (WINDOW + 40, 40, 30),
+        (2 * 40 + 1, 40, 30),
+        (3 * WINDOW + 1, WINDOW, 30),
+    ],
+)
+def test_after_a_handoff_decoding_goes_on_as_after_local_prefill(
+    sliding: MlxDecoder, tokens: int, grid: int, new: int
+) -> None:
+    prompt = some_prompt(tokens)
+    source = MemorySource(carried(sliding, prompt, grid), grid, windows=sliding.geometry.windows, cut=9)
+    local, remote = run(sliding, prompt, grid), run(sliding, prompt, grid, source)
+    assert (local.report().route, remote.report().route) == (Route.LOCAL, Route.REMOTE)
+    expected = greedy(sliding, local, prompt[-1], new)
+    assert greedy(sliding, remote, prompt[-1], new) == expected
+    assert len(set(expected)) > 8
+
+
+@pytest.mark.parametrize(("grid", "fail_at"), [(10, 1), (10, 2), (30, 1)])
+def test_what_a_broken_handoff_left_is_gone_on_from(sliding: MlxDecoder, grid: int, fail_at: int) -> None:
+    prompt = some_prompt(90)
+    planes = carried(sliding, prompt, grid)
+    source = MemorySource(planes, grid, fail_at=fail_at, windows=sliding.geometry.windows, cut=9)
+    salvaged = run(sliding, prompt, grid, source)
+    report = salvaged.report()
+    assert (report.route, report.remote_tokens) == (Route.SALVAGED, fail_at * grid)
+    expected = greedy(sliding, run(sliding, prompt, grid), prompt[-1], 30)
+    assert greedy(sliding, salvaged, prompt[-1], 30) == expected

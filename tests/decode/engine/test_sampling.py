@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from muser_decode.engine.request import SamplingParams
-from muser_decode.engine.sampling import Sampler, sample
+from muser_decode.engine.sampling import Evidence, Sampler, allowed_tokens, sample
 
 LOGITS = np.log(np.array([0.05, 0.40, 0.10, 0.25, 0.15, 0.05]))
 """A distribution whose order is not that of its ids."""
@@ -133,3 +133,75 @@ def test_steps_of_one_request_differ() -> None:
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
     row = mx.zeros((1000,))
     assert len({int(sampler.next(row).item()) for _ in range(8)}) > 1
+
+
+def greedy(params: SamplingParams, logits: list[float], steps: int, prompt_ids: list[int] | None = None) -> list[int]:
+    """Tokens of `steps` greedy draws from the same logits."""
+    sampler = Sampler(params, prompt_ids or [])
+    return [int(sampler.next(mx.array(logits)).item()) for _ in range(steps)]
+
+
+def test_a_presence_penalty_is_taken_once_from_every_generated_token() -> None:
+    # 5.0 falls to 3.5 and 4.0 to 2.5; then the first leads again, and stays so however often it comes.
+    assert greedy(SamplingParams(presence_penalty=1.5), [5.0, 4.0, 0.0], 5) == [0, 1, 0, 0, 0]
+
+
+def test_a_frequency_penalty_grows_with_each_repetition() -> None:
+    # 5.0, 3.5, 2.0 and so on against 4.0, 2.5, 1.0.
+    assert greedy(SamplingParams(frequency_penalty=1.5), [5.0, 4.0, 0.0], 5) == [0, 1, 0, 1, 0]
+
+
+def test_negative_penalties_favour_repetition() -> None:
+    assert greedy(SamplingParams(frequency_penalty=-2.0), [5.0, 5.5, 0.0], 4) == [1, 1, 1, 1]
+
+
+def test_presence_and_frequency_do_not_look_at_the_prompt() -> None:
+    params = SamplingParams(presence_penalty=2.0, frequency_penalty=2.0)
+    assert greedy(params, [5.0, 4.0], 1, prompt_ids=[0, 0, 0]) == [0]
+
+
+def test_a_repetition_penalty_divides_positive_logits_and_multiplies_negative_ones() -> None:
+    params = SamplingParams(repetition_penalty=2.0)
+    # In the prompt: 5.0 becomes 2.5.
+    assert greedy(params, [5.0, 4.0, 3.0], 3, prompt_ids=[0]) == [1, 2, 0]
+    # -1.0 becomes -2.0, below -1.5.
+    assert greedy(params, [-1.0, -1.5, -9.0], 3) == [0, 1, 0]
+
+
+def test_penalties_follow_the_tokens_that_were_drawn() -> None:
+    params = SamplingParams(temperature=1.0, frequency_penalty=2.0, presence_penalty=1.0, seed=4)
+    plain = SamplingParams(temperature=1.0, seed=4)
+    sampler, oracle = Sampler(params), Sampler(plain)
+    random = np.random.default_rng(1)
+    counts = np.zeros(8, np.float32)
+    for _ in range(30):
+        logits = random.standard_normal(8).astype(np.float32)
+        expected = int(oracle.next(mx.array(logits - 2.0 * counts - 1.0 * (counts > 0))).item())
+        assert int(sampler.next(mx.array(logits)).item()) == expected
+        counts[expected] += 1
+
+
+def test_a_bias_moves_and_bans_tokens() -> None:
+    logits = [1.0, 3.0, 2.0]
+    assert greedy(SamplingParams(logit_bias=((2, 1.5),)), logits, 1) == [2]
+    banned = SamplingParams(temperature=1.0, logit_bias=((1, -100.0), (0, -100.0)), seed=1)
+    assert greedy(banned, logits, 20) == [2] * 20
+
+
+def test_a_mask_leaves_what_it_allows() -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
+    allowed = allowed_tokens(bytes([0b0000_0101]), 10)
+    assert {int(sampler.next(mx.zeros(10), allowed).item()) for _ in range(40)} == {0, 2}
+    # Bits beyond the vocabulary, and a vocabulary beyond the bits.
+    assert np.array(allowed_tokens(b"\xff\xff", 9)).tolist() == [True] * 9
+    assert np.array(allowed_tokens(b"\x01", 12)).tolist() == [True] + [False] * 11
+
+
+def test_likelihoods_are_the_model_s_own() -> None:
+    row = mx.array(LOGITS.astype(np.float32) + 3.0)
+    told = Evidence.of(row, mx.array(4), 2).read()
+    assert told.chosen == pytest.approx(np.log(0.15), abs=1e-5)
+    assert [token for token, _ in told.alternatives] == [1, 3]
+    assert [value for _, value in told.alternatives] == pytest.approx(np.log([0.40, 0.25]), abs=1e-5)
+    assert Evidence.of(row, mx.array(0), 0).read().alternatives == ()
+    assert len(Evidence.of(row, mx.array(0), 50).read().alternatives) == 6

@@ -13,6 +13,7 @@ from muser_decode.engine.staging import Staging, check_chunk
 from muser_decode.errors import StagedChunkInvalid
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.model.spec import LayerSpec, ModelSpec
+from muser_wire.schedule import Chunk, ScheduleRequest, WindowPolicy, build_schedule
 
 KV_HEADS, DIM, LAYERS = 2, 16, 3
 SPEC = ModelSpec(
@@ -155,3 +156,38 @@ def test_a_refused_chunk_leaves_the_cache_alone() -> None:
     with pytest.raises(StagedChunkInvalid):
         staging.install(chunk, cache, 100)
     assert (cache.length, cache.capacity) == (0, 0)
+
+
+def scheduled(windows: tuple[int | None, ...], held: int, grid: int) -> tuple[Geometry, tuple[Chunk, ...]]:
+    """What travels for a prompt of 101 tokens."""
+    geometry = Geometry(windows, KV_HEADS, DIM, ElementType.F16)
+    return geometry, build_schedule(ScheduleRequest(geometry, 101, held, grid, WindowPolicy.ROLLING)).chunks
+
+
+def as_staged(chunk: Chunk, shift: int = 0) -> StagedChunk:
+    """A chunk as ingest stages it; sliding layers may begin `shift` tokens later."""
+    laid, offset = [], 0
+    for segment in chunk.segments:
+        for part in segment.slices:
+            half = part.nbytes // 2
+            laid.append(Piece(part.layer, part.start, part.stop, offset, offset + half))
+            offset += part.nbytes
+    laid[0] = replace(laid[0], start=laid[0].start + shift)
+    return StagedChunk(chunk.start, chunk.stop, StagingSlot(0, memoryview(bytearray(offset))), tuple(laid))
+
+
+@pytest.mark.parametrize("held", [0, 5, 40])
+@pytest.mark.parametrize("grid", [7, 16, 24, 33, 100])
+@pytest.mark.parametrize("window", [1, 6, 16, 40, 200])
+def test_what_the_schedule_sends_is_taken_and_nothing_less(window: int, grid: int, held: int) -> None:
+    geometry, chunks = scheduled((window, None, window), held, grid)
+    for chunk in chunks:
+        check_chunk(as_staged(chunk), geometry, chunk.start, 100)
+        with pytest.raises(StagedChunkInvalid, match=r"layer 0 goes on at|outside"):
+            check_chunk(as_staged(chunk, shift=1), geometry, chunk.start, 100)
+
+
+def test_planes_older_than_the_window_are_refused() -> None:
+    geometry, chunks = scheduled((16, None, 16), held=0, grid=40)
+    with pytest.raises(StagedChunkInvalid, match="layer 0 goes on at 23, expected 24"):
+        check_chunk(as_staged(chunks[0], shift=-1), geometry, 0, 100)

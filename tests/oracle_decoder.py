@@ -1,4 +1,4 @@
-"""A float64 forward of the llama family in plain numpy: the independent value that both engines are tested against.
+"""A float64 forward over a `ModelSpec` in plain numpy: the independent value that both engines are tested against.
 
 It shares no code with either engine and spends no thought on speed: every head is a loop, every position is computed
 from the definition, and no cache exists.
@@ -6,15 +6,17 @@ from the definition, and no cache exists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muser_wire.model.spec import LinearScaling, Llama3Scaling, ModelSpec, RopeSpec
+from muser_wire.model.spec import Activation, LinearScaling, Llama3Scaling, ModelSpec, RopeSpec
 
 Array = NDArray[np.float64]
 Planes = list[tuple[Array, Array]]
+Weights = Callable[[str], Array]
 
 
 def forward(
@@ -30,28 +32,65 @@ def forward(
     """
 
     def weight(name: str) -> Array:
-        return np.asarray(weights(name), dtype=np.float64)
+        return np.asarray(weights(f"{name}.weight"), dtype=np.float64)
 
-    x = weight("embed.weight")[np.asarray(ids)]
+    x = embed(weight("embed"), spec, ids)
     planes: Planes = []
-    for i, layer in enumerate(spec.layers):
+    for i in range(len(spec.layers)):
 
         def of_layer(name: str, i: int = i) -> Array:
-            return weight(f"layers.{i}.{name}.weight")
+            return weight(f"layers.{i}.{name}")
 
         y = rms_norm(x, of_layer("attn_norm"), spec.norm_eps)
-        q, k, v = (split_heads(y @ of_layer(f"attn.{name}").T, spec.head_dim) for name in "qkv")
-        if layer.rope is not None:
-            q, k = rotate(q, layer.rope), rotate(k, layer.rope)
+        q, k, v = projected(of_layer, spec, i, y)
         if round_kv is not None:
             k, v = round_kv(k), round_kv(v)
         planes.append((k, v))
-        x = x + attend(q, k, v, layer.window, spec.attention_scale) @ of_layer("attn.o").T
+        out = attend(q, k, v, spec.layers[i].window, spec.attention_scale)
+        if spec.attention_gate:
+            out = out / (1.0 + np.exp(-(y @ of_layer("attn.gate").T)))
+        x = x + post_norm(of_layer, spec, "attn", out @ of_layer("attn.o").T)
         y = rms_norm(x, of_layer("mlp_norm"), spec.norm_eps)
-        gate, up = y @ of_layer("mlp.gate").T, y @ of_layer("mlp.up").T
-        x = x + (gate / (1.0 + np.exp(-gate)) * up) @ of_layer("mlp.down").T
-    head = weight("embed.weight" if spec.tied_embeddings else "head.weight")
-    return planes, rms_norm(x, weight("final_norm.weight"), spec.norm_eps) @ head.T
+        gated = activate(y @ of_layer("mlp.gate").T, spec.activation) * (y @ of_layer("mlp.up").T)
+        x = x + post_norm(of_layer, spec, "mlp", gated @ of_layer("mlp.down").T)
+    head = weight("embed" if spec.tied_embeddings else "head")
+    return planes, capped(rms_norm(x, weight("final_norm"), spec.norm_eps) @ head.T * spec.logit_scale, spec)
+
+
+def embed(matrix: Array, spec: ModelSpec, ids: Sequence[int]) -> Array:
+    """Return the rows of `ids`, scaled and normalised as the spec says."""
+    x = matrix[np.asarray(ids)] * spec.embedding_scale
+    return rms_norm(x, np.ones(()), spec.norm_eps) if spec.embedding_norm else x
+
+
+def projected(weight: Weights, spec: ModelSpec, layer: int, y: Array) -> tuple[Array, Array, Array]:
+    """Return queries, keys and values, `[T, n, head_dim]` each: normalised, then rotated."""
+    q, k, v = (split_heads(y @ weight(f"attn.{name}").T, spec.head_dim) for name in "qkv")
+    if spec.qk_norm is not None:
+        one = np.ones(spec.head_dim)
+        q_weight, k_weight = (weight(f"attn.{name}_norm") if spec.qk_norm.weighted else one for name in "qk")
+        q, k = rms_norm(q, q_weight, spec.qk_norm.eps), rms_norm(k, k_weight, spec.qk_norm.eps)
+    rope = spec.layers[layer].rope
+    return (q, k, v) if rope is None else (rotate(q, rope), rotate(k, rope), v)
+
+
+def post_norm(weight: Weights, spec: ModelSpec, half: str, x: Array) -> Array:
+    """Return what the residual stream receives from one half of a layer."""
+    return x if spec.post_norm_eps is None else rms_norm(x, weight(f"{half}_post_norm"), spec.post_norm_eps)
+
+
+def activate(x: Array, activation: Activation) -> Array:
+    """Return silu(x), or gelu(x) in its tanh form."""
+    if activation is Activation.SILU:
+        return x / (1.0 + np.exp(-x))
+    assert activation is Activation.GELU_TANH
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def capped(logits: Array, spec: ModelSpec) -> Array:
+    """Return cap * tanh(logits / cap), or the logits where there is no cap."""
+    cap = spec.logit_softcap
+    return logits if cap is None else cap * np.tanh(logits / cap)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -81,7 +120,7 @@ def frequency(rope: RopeSpec, i: int) -> float:
     if isinstance(rope.scaling, LinearScaling):
         return plain / rope.scaling.factor
     assert isinstance(rope.scaling, Llama3Scaling)
-    scaling, wavelength = rope.scaling, 2 * np.pi / plain
+    scaling, wavelength = rope.scaling, 2 * math.pi / plain
     if wavelength > scaling.original_max_positions / scaling.low_freq_factor:
         return plain / scaling.factor
     if wavelength < scaling.original_max_positions / scaling.high_freq_factor:
@@ -91,19 +130,15 @@ def frequency(rope: RopeSpec, i: int) -> float:
     return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
-def attend(q: Array, k: Array, v: Array, window: int | None, scale: float | None = None) -> Array:
-    """Return causal attention `[T, heads * head_dim]`: position p sees t iff 0 <= p - t < window.
-
-    Scores are multiplied by `scale`, which is 1 / sqrt(head_dim) when not given.
-    """
+def attend(q: Array, k: Array, v: Array, window: int | None, scale: float) -> Array:
+    """Return causal attention `[T, heads * head_dim]`: position p sees t iff 0 <= p - t < window."""
     tokens, heads, head_dim = q.shape
     group = heads // k.shape[1]
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
     visible = (distance >= 0) & (distance < (window if window is not None else tokens + 1))
     out = np.empty_like(q)
     for head in range(heads):
-        scores = q[:, head] @ k[:, head // group].T * (head_dim**-0.5 if scale is None else scale)
-        scores = np.where(visible, scores, -np.inf)
+        scores = np.where(visible, q[:, head] @ k[:, head // group].T * scale, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, head] = weights / weights.sum(axis=-1, keepdims=True) @ v[:, head // group]
     return out.reshape(tokens, heads * head_dim)

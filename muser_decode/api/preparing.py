@@ -1,0 +1,219 @@
+"""From what a client asks to what the engine is asked: prompts, limits, grammars, readers of answers."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from muser_decode.api.answer import Answer, Reading
+from muser_decode.api.backend import ChatBackend
+from muser_decode.api.errors import ApiError, invalid, unsupported
+from muser_decode.api.limits import Limits
+from muser_decode.api.logprobs import Spelling
+from muser_decode.api.models import model_not_found
+from muser_decode.api.parameters import Parameters
+from muser_decode.api.run import Run
+from muser_decode.api.schemas import Asked
+from muser_decode.engine.request import GenerationRequest, SamplingParams, TokenConstraint
+from muser_decode.formats.base import Parser, PlainParser
+from muser_decode.formats.choice import choose
+from muser_decode.grammar import AfterReasoning, GrammarConstraint, GrammarRefused, Grammars, json_grammar, lark_grammar
+from muser_decode.template import RESERVED, ChatTemplate, MessagesRefused, Prompt
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was understood: the engine's requests, and how their answers are read."""
+
+    requests: tuple[GenerationRequest, ...]
+    readings: tuple[Reading, ...]
+
+    @property
+    def id(self) -> str:
+        """The name of the whole answer."""
+        return self.requests[0].request_id
+
+
+class Kitchen:
+    """Prepares requests for one backend, and starts them."""
+
+    def __init__(self, backend: ChatBackend, template: ChatTemplate, limits: Limits) -> None:
+        self.backend, self.limits = backend, limits
+        self._template = template
+        tokenizer = backend.tokenizer
+        self._format = choose(tokenizer.special_ids)
+        self.stop_ids = self._format.stop_ids(tokenizer.special_ids, tokenizer.eos_ids)
+        self._controls = {token_id: spelling for spelling, token_id in tokenizer.special_ids.items()}
+        self._grammars = Grammars(tokenizer, self.stop_ids)
+        self.spelling = Spelling(tokenizer, tokenizer.special_ids)
+
+    @property
+    def format_name(self) -> str:
+        """The message format's name."""
+        return self._format.name
+
+    def conversation(self, asked: Asked, prefix: str) -> Prepared:
+        """Return the generations that a conversation asks for. Touches no event loop.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        prompt = self.prompt(asked)
+        tools = asked.toolbox.tools
+        parser = partial(self._format.parser, tools, self._template.style, prompt.tail)
+        constrain = self._constraint(asked, parser)
+        return self._prepared(
+            prompt.ids, asked.parameters, prefix, parser, constrain=constrain, one_call=not asked.toolbox.parallel
+        )
+
+    def text(self, prompt_ids: Sequence[int], parameters: Parameters, prefix: str) -> Prepared:
+        """Return the generations that continue a text.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        return self._prepared(prompt_ids, parameters, prefix, PlainParser)
+
+    def text_ids(self, prompt: str | tuple[int, ...], begins: bool) -> tuple[int, ...]:
+        """Return a text as the model reads it, with the token that begins texts where the model wants one.
+
+        Raises:
+            ApiError: an id that the model does not have, or nothing at all.
+        """
+        tokenizer = self.backend.tokenizer
+        if isinstance(prompt, str):
+            bos = (tokenizer.bos_id,) if begins and tokenizer.adds_bos and tokenizer.bos_id is not None else ()
+            ids = (*bos, *tokenizer.encode(prompt))
+        else:
+            ids = prompt
+        if not ids:
+            raise invalid("prompt", "Invalid 'prompt': it has no tokens.")
+        if not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+            raise invalid("prompt", f"Invalid 'prompt': token ids go from 0 to {tokenizer.vocab_size - 1}.")
+        return ids
+
+    def start(self, prepared: Prepared) -> Run:
+        """Submit prepared requests. To be called on the event loop.
+
+        Raises:
+            ApiError: the engine did not take them.
+        """
+        answers = [Answer(self.backend.tokenizer, reading) for reading in prepared.readings]
+        return Run(self.backend, prepared.requests, answers, self.limits.cancel_wait_s)
+
+    def check_model(self, model: str) -> None:
+        """Check that a request names the served model.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model != self.backend.model_id and model not in self.backend.aliases:
+            raise model_not_found(model)
+
+    def prompt(self, asked: Asked) -> Prompt:
+        """Return a conversation as the model reads it.
+
+        Raises:
+            ApiError: the model is another one, or the conversation cannot be rendered.
+        """
+        self.check_model(asked.model)
+        tools, style = asked.toolbox.tools, self._template.style
+        variables = self._variables(asked)
+        try:
+            turns = self._format.turns(asked.messages, tools, style)
+            definitions = [tool.definition() for tool in tools] if style.takes_tools else []
+            prompt = self._template.prompt(turns, definitions, variables)
+        except MessagesRefused as error:
+            raise invalid("messages", f"{error}.", "template_error") from error
+        if not prompt.ids:
+            raise invalid("messages", "The chat template made an empty prompt of these messages.", "template_error")
+        return prompt
+
+    def _variables(self, asked: Asked) -> Mapping[str, object]:
+        named = self._template.style.variables - RESERVED
+        for name in asked.variables:
+            if name not in named:
+                param = f"chat_template_kwargs.{name}"
+                raise unsupported(param[:100], f"The chat template of this model does not read {name[:100]!r}.")
+        effort = self._format.variables(asked.effort, self._template.style)
+        if effort is None:
+            raise unsupported("reasoning_effort", f"This model cannot honour a reasoning effort of {asked.effort!r}.")
+        return {**effort, **asked.variables}
+
+    def _constraint(self, asked: Asked, parser: Callable[[], Parser]) -> Callable[[], TokenConstraint] | None:
+        if asked.schema is not None:
+            return self._constrained(lambda: json_grammar(asked.schema or {}), parser, "response_format")
+        if asked.toolbox.required:
+            source = self._format.forced_call(asked.toolbox.tools)
+            if source is None:
+                raise unsupported("tool_choice", "This model's message format cannot be made to call a tool.")
+            return self._constrained(lambda: lark_grammar(source), parser, "tools")
+        return None
+
+    def _constrained(
+        self, grammar: Callable[[], str], parser: Callable[[], Parser], param: str
+    ) -> Callable[[], TokenConstraint]:
+        try:
+            matcher = self._grammars.matcher(grammar())
+        except GrammarRefused as error:
+            raise invalid(param, f"Invalid {param!r}: no grammar can be made of its schema: {error}") from error
+        tokenizer = self.backend.tokenizer
+        # Each generation has a state of its own.
+        return lambda: AfterReasoning(GrammarConstraint(matcher.deep_copy()), parser(), tokenizer)
+
+    def _prepared(
+        self,
+        prompt_ids: Sequence[int],
+        parameters: Parameters,
+        prefix: str,
+        parser: Callable[[], Parser],
+        *,
+        constrain: Callable[[], TokenConstraint] | None = None,
+        one_call: bool = False,
+    ) -> Prepared:
+        room = self.backend.context_tokens - len(prompt_ids)
+        if room < 1:
+            raise _too_long(len(prompt_ids), self.backend.context_tokens)
+        self._check_ids(parameters)
+        name = f"{prefix}{uuid.uuid4().hex}"
+        own_stops = frozenset() if parameters.ignore_eos else self.stop_ids
+        first = GenerationRequest(
+            request_id=name,
+            prompt_ids=tuple(prompt_ids),
+            max_new_tokens=room if parameters.max_tokens is None else min(room, parameters.max_tokens),
+            sampling=parameters.sampling,
+            stop_ids=own_stops | frozenset(parameters.stop_ids),
+            constrain=constrain,
+        )
+        more = [
+            replace(first, request_id=f"{name}-{index}", sampling=derived(parameters.sampling, index))
+            for index in range(1, parameters.n)
+        ]
+        readings = tuple(Reading(parser(), self._controls, parameters.stop, one_call) for _ in range(parameters.n))
+        return Prepared((first, *more), readings)
+
+    def _check_ids(self, parameters: Parameters) -> None:
+        size = self.backend.tokenizer.vocab_size
+        biased = max((token for token, _ in parameters.sampling.logit_bias), default=0)
+        for param, token in (("logit_bias", biased), ("stop_token_ids", max(parameters.stop_ids, default=0))):
+            if token >= size:
+                raise invalid(param, f"Invalid {param!r}: {token} is not a token of this model, which has {size}.")
+
+
+def derived(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Return the sampling of answer `index` of several: its seed follows from the request's, if that has one."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    digest = hashlib.sha256(f"{sampling.seed}/{index}".encode()).digest()
+    return replace(sampling, seed=int.from_bytes(digest[:8], "little"))
+
+
+def _too_long(prompt_tokens: int, context_tokens: int) -> ApiError:
+    message = (
+        f"The prompt has {prompt_tokens} tokens and the context of this model holds {context_tokens}, "
+        "of which the answer needs at least one."
+    )
+    return invalid("messages", message, "context_length_exceeded")

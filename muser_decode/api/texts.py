@@ -1,0 +1,95 @@
+"""POST /tokenize, /detokenize and /apply-template: what the model reads, without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from muser_decode.api.body import parse_object
+from muser_decode.api.chat import served
+from muser_decode.api.completions import read_ids
+from muser_decode.api.errors import invalid
+from muser_decode.api.fields import Fields
+from muser_decode.api.preparing import Kitchen
+from muser_decode.api.schemas import read_asked
+
+
+class TextEndpoints:
+    """Turns texts, conversations and token ids into one another."""
+
+    def __init__(self, kitchen: Kitchen) -> None:
+        self._kitchen = kitchen
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the ids of a text (`prompt` or `content`), or of a conversation (`messages`).
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        return await self._apart(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids; control tokens are spelled out.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        return await self._apart(request, self._detokenize)
+
+    async def apply_template(self, request: Request) -> Response:
+        """Return a conversation as the model reads it, control tokens spelled out.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        return await self._apart(request, self._apply_template)
+
+    async def _apart(self, request: Request, work: Callable[[Fields], dict[str, object]]) -> Response:
+        async def answer(_request: Request, body: bytes) -> Response:
+            fields = Fields(self._with_model(parse_object(body)))
+            return JSONResponse(await asyncio.to_thread(work, fields))
+
+        return await served(request, self._kitchen.limits.max_body_nbytes, answer)
+
+    def _with_model(self, body: dict[str, object]) -> dict[str, object]:
+        """Return the body with the served model where it names none: there is no choice to make here."""
+        return body if body.get("model") is not None else {**body, "model": self._kitchen.backend.model_id}
+
+    def _tokenize(self, fields: Fields) -> dict[str, object]:
+        self._kitchen.check_model(str(fields.text("model")))
+        if fields.raw("messages") is not None:
+            ids = list(self._kitchen.prompt(read_asked(fields)).ids)
+        else:
+            ids = self._text_ids(fields)
+        return {"tokens": ids, "count": len(ids), "max_model_len": self._kitchen.backend.context_tokens}
+
+    def _text_ids(self, fields: Fields) -> list[int]:
+        text = fields.text("prompt")
+        text = fields.text("content") if text is None else text
+        if text is None:
+            raise invalid(
+                "prompt", "Missing required parameter: 'prompt', or 'messages'.", "missing_required_parameter"
+            )
+        tokenizer = self._kitchen.backend.tokenizer
+        begins = fields.boolean("add_special_tokens") is not False and tokenizer.adds_bos
+        return [*([tokenizer.bos_id] if begins and tokenizer.bos_id is not None else []), *tokenizer.encode(text)]
+
+    def _detokenize(self, fields: Fields) -> dict[str, object]:
+        self._kitchen.check_model(str(fields.text("model")))
+        if fields.raw("tokens") is None:
+            raise fields.missing("tokens")
+        ids = read_ids("tokens", fields.raw("tokens"))
+        size = self._kitchen.backend.tokenizer.vocab_size
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            raise invalid("tokens", f"Invalid 'tokens': token ids go from 0 to {size - 1}.")
+        return {"prompt": self._spelled(ids)}
+
+    def _apply_template(self, fields: Fields) -> dict[str, object]:
+        ids = self._kitchen.prompt(read_asked(fields)).ids
+        return {"prompt": self._spelled(ids), "tokens": ids}
+
+    def _spelled(self, ids: list[int] | tuple[int, ...]) -> str:
+        return b"".join(map(self._kitchen.spelling.data, ids)).decode("utf-8", "replace")

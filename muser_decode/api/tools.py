@@ -1,0 +1,121 @@
+"""Tools and the choice among them, read from a chat completion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muser_decode.api.errors import invalid, unsupported
+from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
+from muser_decode.api.limits import MAX_TOOLS
+from muser_decode.formats.conversation import Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools that an answer may call. `required`: it must call one; not `parallel`: one at most."""
+
+    tools: tuple[Tool, ...] = ()
+    required: bool = False
+    parallel: bool = True
+
+
+def read_toolbox(fields: Fields) -> Toolbox:
+    """Return the tools of a chat, narrowed by `tool_choice`.
+
+    Raises:
+        ApiError: 400, the first field that is missing, of a wrong type or not supported.
+    """
+    items = check_count(fields.array("tools") or [])
+    tools = tuple(_tool(as_fields(item, f"tools[{index}]")) for index, item in enumerate(items))
+    parallel = fields.boolean("parallel_tool_calls")
+    return chosen(fields.raw("tool_choice"), tools, parallel is not False)
+
+
+def check_count(items: list[object]) -> list[object]:
+    """Return the items of `tools`.
+
+    Raises:
+        ApiError: 400, too many.
+    """
+    if len(items) > MAX_TOOLS:
+        raise invalid("tools", f"Invalid 'tools': expected at most {MAX_TOOLS} tools, got {len(items)}.")
+    return items
+
+
+def _tool(fields: Fields) -> Tool:
+    kind = fields.text("type")
+    if kind != "function":
+        raise unsupported(fields.param("type"), f"Tools of type {shown(kind)} are not supported: expected 'function'.")
+    function = fields.object("function")
+    if function is None:
+        raise fields.missing("function")
+    return read_function(function, "parameters")
+
+
+def read_function(fields: Fields, schema: str) -> Tool:
+    """Return a tool from the object that has its name, description and JSON schema.
+
+    Raises:
+        ApiError: 400.
+    """
+    name = fields.text("name")
+    if name is None:
+        raise fields.missing("name")
+    if not _NAME.fullmatch(name):
+        param = fields.param("name")
+        raise invalid(param, f"Invalid {param!r}: expected 1 to 128 letters, digits, '_', '-' or '.'.")
+    if fields.boolean("strict"):
+        raise unsupported(fields.param("strict"), "'strict' arguments are not supported; leave it out or false.")
+    parameters = fields.object(schema)
+    return Tool(name, fields.text("description") or "", {} if parameters is None else parameters.values())
+
+
+def chosen(choice: object, tools: tuple[Tool, ...], parallel: bool) -> Toolbox:
+    """Return what OpenAI's `tool_choice` makes of the tools.
+
+    Raises:
+        ApiError: 400.
+    """
+    if choice is None or choice == "auto":
+        return Toolbox(tools, parallel=parallel)
+    if choice == "none":
+        return Toolbox()
+    if choice == "required":
+        return required(tools, parallel)
+    if isinstance(choice, str):
+        raise invalid("tool_choice", f"Invalid 'tool_choice': {shown(choice)}; expected none, auto or required.")
+    if not isinstance(choice, dict):
+        raise wrong_type("tool_choice", "a string or an object", choice)
+    fields = as_fields(choice, "tool_choice")
+    if fields.text("type") != "function":
+        raise unsupported("tool_choice", f"Unsupported 'tool_choice': {shown(choice)}.")
+    # The responses endpoint has the name at the top, chats below `function`.
+    name = (fields.object("function") or fields).text("name")
+    return only(tools, name, parallel)
+
+
+def only(tools: Sequence[Tool], name: str | None, parallel: bool) -> Toolbox:
+    """Return the toolbox of an answer that must call this tool.
+
+    Raises:
+        ApiError: 400, there is none of this name.
+    """
+    named = tuple(tool for tool in tools if tool.name == name)
+    if not named:
+        raise invalid("tool_choice", f"Invalid 'tool_choice': no tool is named {shown(name)}.")
+    return Toolbox(named, required=True, parallel=parallel)
+
+
+def required(tools: tuple[Tool, ...], parallel: bool) -> Toolbox:
+    """Return the toolbox of an answer that must call one of the tools.
+
+    Raises:
+        ApiError: 400, there are none.
+    """
+    if not tools:
+        raise invalid("tool_choice", "Invalid 'tool_choice': a call is required and there are no tools.")
+    return Toolbox(tools, required=True, parallel=parallel)

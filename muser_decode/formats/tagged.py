@@ -1,0 +1,196 @@
+"""Answers in which tags mark reasoning and tool calls, whose bodies are JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from muser_decode.formats.conversation import Call, Content, Delta, Reasoning, Tool
+from muser_decode.formats.typed import coerced_arguments, parse_json
+
+THINK, THINK_END = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class CallTags:
+    """What stands before and after a call's JSON."""
+
+    start: str
+    end: str
+
+
+class _State(Enum):
+    START = "start"
+    OPENING = "opening"
+    THINKING = "thinking"
+    AFTER_THINKING = "after thinking"
+    ANSWER = "answer"
+    CALL = "call"
+
+
+_AFTER_SPACE = {_State.OPENING: _State.THINKING, _State.AFTER_THINKING: _State.ANSWER}
+"""States that white space does not leave, and what anything else leads to."""
+
+
+class TaggedParser:
+    """Reads `<think>` at the start, and calls between `tags` anywhere in the answer.
+
+    White space around reasoning and calls is the format's and not shown. A call whose body cannot be
+    read, or that the end cuts off, is shown as the text that it is.
+    """
+
+    def __init__(self, tools: Sequence[Tool], tags: CallTags, *, thinks: bool, opened: bool) -> None:
+        self._tools, self._tags = tools, tags
+        first = _State.OPENING if opened else _State.START
+        self._state = first if thinks else _State.ANSWER
+        self._buffer = ""
+        self._called = False
+
+    @property
+    def held(self) -> int:
+        """See `Parser`."""
+        return len(self._buffer)
+
+    @property
+    def answering(self) -> bool:
+        """See `Parser`."""
+        return self._state not in (_State.OPENING, _State.THINKING)
+
+    def feed(self, text: str) -> list[Delta]:
+        """See `Parser`."""
+        self._buffer += text
+        deltas: list[Delta] = []
+        while self._step(deltas):
+            pass
+        return deltas
+
+    def control(self, spelling: str) -> list[Delta]:
+        """See `Parser`. Some vocabularies have the tags as control tokens."""
+        known = (THINK, THINK_END, self._tags.start, self._tags.end)
+        return self.feed(spelling) if spelling in known else []
+
+    def finish(self) -> list[Delta]:
+        """See `Parser`."""
+        rest, self._buffer = self._buffer, ""
+        if not self.answering:
+            return [Reasoning(rest)] if rest.strip() else []
+        if self._state is _State.CALL:
+            rest = self._tags.start + rest
+        if self._called or self._state is _State.AFTER_THINKING:
+            rest = rest if rest.strip() else ""
+        return [Content(rest)] if rest else []
+
+    def _step(self, deltas: list[Delta]) -> bool:
+        """Take what the buffer decides; return whether that changed the state."""
+        if self._state is _State.START:
+            return self._start()
+        if self._state is _State.THINKING:
+            return self._think(deltas)
+        if self._state in _AFTER_SPACE:
+            self._buffer = self._buffer.lstrip()
+            self._state = _AFTER_SPACE[self._state] if self._buffer else self._state
+            return bool(self._buffer)
+        if self._state is _State.ANSWER:
+            return self._answer(deltas)
+        return self._call(deltas)
+
+    def _start(self) -> bool:
+        inner = self._buffer.lstrip()
+        if inner.startswith(THINK):
+            self._buffer, self._state = inner[len(THINK) :], _State.OPENING
+            return True
+        if THINK.startswith(inner):
+            return False
+        self._state = _State.ANSWER
+        return True
+
+    def _think(self, deltas: list[Delta]) -> bool:
+        before, found, after = self._buffer.partition(THINK_END)
+        if found:
+            if before.rstrip():
+                deltas.append(Reasoning(before.rstrip()))
+            self._buffer, self._state = after, _State.AFTER_THINKING
+            return True
+        self._release(deltas, Reasoning, THINK_END)
+        return False
+
+    def _answer(self, deltas: list[Delta]) -> bool:
+        if not self._tools:
+            self._emit(deltas, Content, len(self._buffer))
+            return False
+        place = self._buffer.find(self._tags.start)
+        if place < 0:
+            self._release(deltas, Content, self._tags.start)
+            return False
+        self._emit(deltas, Content, len(self._buffer[:place].rstrip()))
+        self._buffer = self._buffer.lstrip()[len(self._tags.start) :]
+        self._state = _State.CALL
+        return True
+
+    def _call(self, deltas: list[Delta]) -> bool:
+        body, found, after = self._buffer.partition(self._tags.end)
+        if not found:
+            return False
+        call = read_call(body, self._tools)
+        deltas.append(Content(self._tags.start + body + self._tags.end) if call is None else call)
+        self._called |= call is not None
+        self._buffer, self._state = after, _State.ANSWER
+        return True
+
+    def _release(self, deltas: list[Delta], kind: type[Content | Reasoning], tag: str) -> None:
+        """Show what cannot be part of `tag` or of the white space before it."""
+        keep = head_at_end(self._buffer, tag)
+        shown = self._buffer[: len(self._buffer) - keep].rstrip()
+        self._emit(deltas, kind, len(shown))
+
+    def _emit(self, deltas: list[Delta], kind: type[Content | Reasoning], count: int) -> None:
+        if count:
+            deltas.append(kind(self._buffer[:count]))
+            self._buffer = self._buffer[count:]
+
+
+def head_at_end(text: str, tag: str) -> int:
+    """Return the length of the longest end of `text` that begins `tag`.
+
+    >>> head_at_end("a <thi", "<think>"), head_at_end("a <b", "<think>")
+    (4, 0)
+    """
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def read_call(body: str, tools: Sequence[Tool]) -> Call | None:
+    """Return the call that a JSON body describes; None where it describes none."""
+    try:
+        value = parse_json(body)
+        if not isinstance(value, dict):
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        # Some models write the arguments as JSON in a string.
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return Call(name, coerced_arguments(arguments, tools, name))
+
+
+def call_grammar(tools: Sequence[Tool], tags: CallTags) -> str:
+    """Return a grammar, in llguidance's dialect of Lark, of one call in tags."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.definition_parameters()},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    # Without a bound on white space a model could go on with it for ever.
+    schema = {"anyOf": calls, "x-guidance": {"whitespace_flexible": False}}
+    return f"start: {json.dumps(tags.start)} call {json.dumps(tags.end)}\ncall: %json {json.dumps(schema)}\n"

@@ -1,0 +1,127 @@
+"""Arguments of tool calls, given the types that the tool's JSON schema names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from muser_decode.formats.conversation import Tool
+
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "array": (list,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "null": (type(None),),
+    "number": (int, float),
+    "object": (dict,),
+}
+
+
+def schema_of(tools: Sequence[Tool], name: str, parameter: str) -> Mapping[str, object]:
+    """Return the schema of one parameter; an empty one where the tool or the parameter is not known."""
+    for tool in tools:
+        properties = tool.parameters.get("properties")
+        if tool.name == name and isinstance(properties, dict):
+            found = properties.get(parameter)
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def from_text(text: str, schema: Mapping[str, object]) -> object:
+    """Return the value that a parameter's text stands for.
+
+    A text is what it is unless the schema names another type that it can be read as. Where the schema names
+    none, only what is plainly an object or an array is read as such.
+
+    >>> from_text("3", {"type": "string"}), from_text("3", {"type": "integer"}), from_text("3", {})
+    ('3', 3, '3')
+    """
+    names = list(_types(schema)) or ["array", "object"]
+    for name in names:
+        if name == "string":
+            return text
+        value = _read(text)
+        if _is(value, name):
+            return value
+    return text
+
+
+def coerced(value: object, schema: Mapping[str, object]) -> object:
+    """Return a JSON value with the type that the schema names, where nothing is lost by it.
+
+    >>> coerced("3", {"type": "integer"}), coerced(3, {"type": "string"}), coerced("x", {"type": "integer"})
+    (3, '3', 'x')
+    """
+    names = list(_types(schema))
+    if not names or any(_is(value, name) for name in names):
+        return value
+    if isinstance(value, str):
+        return from_text(value, schema)
+    if "string" in names and isinstance(value, int | float):
+        return json.dumps(value)
+    return value
+
+
+def coerced_arguments(arguments: Mapping[str, object], tools: Sequence[Tool], name: str) -> dict[str, object]:
+    """Return the arguments of a call, each coerced to its schema."""
+    return {key: coerced(value, schema_of(tools, name, key)) for key, value in arguments.items()}
+
+
+def parse_json(text: str) -> object:
+    """Return the JSON value that `text` holds, as strict readers take it.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _refuse(literal: str) -> float:
+    raise ValueError(f"{literal} is not JSON")
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError(f"{literal} is out of range")
+    return value
+
+
+class _Unreadable:
+    """What a text that is no JSON reads as: of no type."""
+
+
+def _read(text: str) -> object:
+    try:
+        return parse_json(text.strip())
+    except ValueError:
+        return _Unreadable()
+
+
+def _types(schema: Mapping[str, object]) -> Iterator[str]:
+    """Yield the type names of a schema, those of alternatives and of constants too."""
+    named = schema.get("type")
+    if isinstance(named, str):
+        yield named
+    elif isinstance(named, list):
+        yield from (name for name in named if isinstance(name, str))
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                yield from _types(choice)
+    values = schema.get("enum")
+    if named is None and isinstance(values, list) and any(isinstance(value, str) for value in values):
+        yield "string"
+
+
+def _is(value: object, name: str) -> bool:
+    if name == "string":
+        return isinstance(value, str)
+    if isinstance(value, bool) and name != "boolean":
+        return False
+    return isinstance(value, _PYTHON.get(name, ()))

@@ -1,0 +1,150 @@
+"""Structured answers: which tokens a grammar allows next, by the llguidance library."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+
+import llguidance
+
+from muser_decode.engine.request import TokenConstraint
+from muser_decode.errors import DecodeError
+from muser_decode.formats.base import Parser
+from muser_decode.tokenizer import StreamDecoder
+from muser_wire.model.tokenizer import Tokenizer
+
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+"""The schema of `json_object`."""
+
+
+class GrammarRefused(DecodeError):
+    """A schema that cannot be turned into a grammar. The text says which part."""
+
+    code = "grammar_refused"
+
+
+class GrammarFailed(DecodeError):
+    """A grammar that broke while it was followed: too complex, or a fault of ours."""
+
+    code = "grammar_failed"
+
+
+def json_grammar(schema: Mapping[str, object]) -> str:
+    """Return the grammar of JSON texts that follow a schema, with white space after separators only.
+
+    A model that favours white space could otherwise go on with it for ever.
+
+    Raises:
+        GrammarRefused: it is no JSON schema that can be followed.
+    """
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        )
+    except ValueError as error:
+        raise GrammarRefused(str(error)) from error
+
+
+def lark_grammar(source: str) -> str:
+    """Return the grammar of a text in llguidance's dialect of Lark."""
+    return llguidance.LLMatcher.grammar_from_lark(source)
+
+
+class Grammars:
+    """Makes constraints over one tokenizer. Safe on several threads; the tables are made at the first use."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
+        self._tokenizer, self._stop_ids = tokenizer, stop_ids
+        self._lock = threading.Lock()
+        self._tables: llguidance.LLTokenizer | None = None
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """Return a grammar at its beginning.
+
+        Raises:
+            GrammarRefused: the grammar is not valid, or too complex.
+        """
+        matcher = llguidance.LLMatcher(self._made(), grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarRefused(_first_line(matcher.get_error()))
+        return matcher
+
+    def _made(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._tables is None:
+                wrapped = llguidance.TokenizerWrapper(_Pieces(self._tokenizer, self._stop_ids))
+                self._tables = llguidance.LLTokenizer(wrapped, eos_token=sorted(self._stop_ids) or None)
+            return self._tables
+
+
+class GrammarConstraint:
+    """See `TokenConstraint`. `matcher` belongs to this generation alone."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> None:
+        """See `TokenConstraint`.
+
+        Raises:
+            GrammarFailed: the grammar broke.
+        """
+        if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
+            raise GrammarFailed(_first_line(self._matcher.get_error()))
+
+    def mask(self) -> bytes | None:
+        """See `TokenConstraint`. At the end of the grammar only tokens that stop are left.
+
+        Raises:
+            GrammarFailed: the grammar broke.
+        """
+        if self._matcher.is_error():
+            raise GrammarFailed(_first_line(self._matcher.get_error()))
+        return self._matcher.compute_bitmask()
+
+
+class AfterReasoning:
+    """A constraint that begins where the answer does; what the model says to itself before is free."""
+
+    def __init__(self, inner: TokenConstraint, parser: Parser, tokenizer: Tokenizer) -> None:
+        self._inner, self._parser = inner, parser
+        self._decoder = StreamDecoder(tokenizer)
+        self._spellings = {token_id: spelling for spelling, token_id in tokenizer.special_ids.items()}
+        self._answering = parser.answering
+
+    def accept(self, token_id: int) -> None:
+        """See `TokenConstraint`."""
+        if self._answering:
+            self._inner.accept(token_id)
+        elif token_id in self._spellings:
+            self._parser.control(self._spellings[token_id])
+        else:
+            self._parser.feed(self._decoder.feed(token_id))
+        self._answering = self._answering or self._parser.answering
+
+    def mask(self) -> bytes | None:
+        """See `TokenConstraint`."""
+        return self._inner.mask() if self._answering else None
+
+
+class _Pieces:
+    """A tokenizer as llguidance wants to see one: bytes by id, control tokens marked by a byte of 0xFF."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
+        specials = {token_id: spelling for spelling, token_id in tokenizer.special_ids.items()}
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(stop_ids, default=0)
+        self.bos_token_id = tokenizer.bos_id
+        self.special_token_ids = sorted(specials)
+        self.tokens = [
+            b"\xff" + specials[token_id].encode() if token_id in specials else tokenizer.token_bytes(token_id)
+            for token_id in range(tokenizer.vocab_size)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]

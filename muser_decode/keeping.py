@@ -1,0 +1,57 @@
+"""Opens the store of blocks as configured, and the keeper over it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from muser_decode.client import Consumer
+from muser_decode.keeper import Keeper
+from muser_wire.kvpack.disk import DiskTier, locked, read_key, store_files
+from muser_wire.kvpack.naming import Namer, random_key
+from muser_wire.kvpack.store import BlockStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """What may be kept, in bytes; 0 switches a tier off. `directory` is where the disk's files lie."""
+
+    memory_nbytes: int
+    disk_nbytes: int
+    directory: Path
+
+
+@contextlib.contextmanager
+def open_keeper(sizes: CacheSizes, consumer: Consumer, computed: str) -> Iterator[Keeper | None]:
+    """Hold the store open, and its keeper running; None when both tiers are off.
+
+    `computed` says what this node's results depend on beside its identities. What was made while a
+    producer might have other weights is never served without that permission, and the reverse.
+
+    Raises:
+        StoreLocked: another process uses the directory.
+        StoreUnusable: the directory cannot be used.
+    """
+    if not sizes.memory_nbytes and not sizes.disk_nbytes:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        identities, geometry = consumer.identities, consumer.geometry
+        computed += " unqualified" if consumer.allow_unqualified else ""
+        namer, disk = Namer(random_key(), identities, computed), None
+        if sizes.disk_nbytes:
+            files = store_files(sizes.directory)
+            stack.enter_context(locked(files))
+            namer = Namer(read_key(files), identities, computed)
+            disk = DiskTier(files, namer, geometry, sizes.disk_nbytes)
+        keeper = Keeper(BlockStore(namer, geometry, sizes.memory_nbytes, disk))
+        stats = keeper.store.stats()
+        _log.info("cache_opened blocks=%s disk_nbytes=%s", stats["blocks"], stats.get("disk_nbytes", 0))
+        keeper.start()
+        stack.callback(keeper.stop)
+        yield keeper

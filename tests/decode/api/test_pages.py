@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from muser_decode.api.openapi import OPERATIONS
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_needs_nothing_from_elsewhere(kit: Any, path: str) -> None:
+    response = kit.caller().request("GET", path)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "connect-src 'self'" in response.headers["content-security-policy"]
+    # No other host, no file beside the page, no text taken as markup.
+    assert not re.search(r"(?:src|href)=[\"'](?!/|#|data:)", response.text)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", response.text)
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\b", response.text)
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_calls_only_what_is_served(kit: Any, path: str) -> None:
+    called = set(re.findall(r"fetch\(\"([^\"]+)\"", kit.caller().request("GET", path).text))
+    assert called
+    assert called <= {operation.path for operation in OPERATIONS}

@@ -1,0 +1,185 @@
+"""The source over a handoff: whatever happens, a staging slot is never lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from muser_decode.client import OpenedHandoff
+from muser_decode.engine.source import SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
+from muser_decode.ingest import RemoteSource
+from muser_wire.auth import NodeKey
+from muser_wire.geometry import ElementType, Geometry
+from muser_wire.handoff import ConsumerHandoff, ProducerHandoff, Terms
+from muser_wire.identities import Digest, Identities
+from muser_wire.schedule import ScheduleRequest, WindowPolicy, build_schedule
+
+WAIT_S = 10.0
+SLOTS = 2
+GEOMETRY = Geometry(windows=(None, None), kv_heads=1, head_dim=8, element=ElementType.F16)
+CHUNKS = 2
+
+
+class Stream:
+    """A legal handoff's frames; `before` is called with the index of each frame before it is given out."""
+
+    def __init__(self, frames: list[bytes], before: Callable[[int], None]) -> None:
+        self._frames, self._before = frames, before
+        self.cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for index, frame in enumerate(self._frames):
+            self._before(index)
+            yield frame
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Client:
+    """Opens one legal handoff, as `ProducerClient.open` does."""
+
+    def __init__(self, before: Callable[[int], None] = lambda index: None) -> None:
+        nothing = Digest(bytes(32))
+        identities = Identities(nothing, nothing, "kv1/f16", "native", nothing, 4, nothing)
+        schedule = build_schedule(ScheduleRequest(GEOMETRY, 9, 0, 4, WindowPolicy.ROLLING))
+        terms = Terms(os.urandom(16), identities, bytes(16), schedule)
+        secret, key = os.urandom(32), NodeKey(Ed25519PrivateKey.generate())
+        producer = ProducerHandoff(terms, secret, key)
+        frames = [producer.begin()]
+        frames += [producer.segment(s, bytes([s.index + 1]) * s.nbytes) for s in schedule.segments]
+        frames.append(producer.seal(1))
+        self.stream = Stream(frames, before)
+        self.opened = OpenedHandoff(
+            ConsumerHandoff(terms, secret, key.public_bytes),
+            schedule,
+            self.stream,
+            predicted_chunk_s=1.0,
+            predicted_wait_s=0.0,
+        )
+
+    def open(self, prompt_ids: object, held_tokens: int = 0) -> OpenedHandoff:
+        return self.opened
+
+
+@pytest.fixture
+def pool() -> SlotPool:
+    return SlotPool((StagingSlot(index, memoryview(bytearray(4096))) for index in range(SLOTS)), lambda: None)
+
+
+def free_slots(pool: SlotPool) -> int:
+    taken = []
+    deadline = time.monotonic() + WAIT_S
+    while len(taken) < SLOTS and time.monotonic() < deadline:
+        slot = pool.acquire(0.05)
+        if slot is not None:
+            taken.append(slot)
+    for slot in taken:
+        pool.release(slot)
+    return len(taken)
+
+
+def begun(client: Client, pool: SlotPool) -> RemoteSource:
+    source = RemoteSource(client, range(9))  # type: ignore[arg-type]
+    source.begin(pool)
+    return source
+
+
+def ingest_ended() -> bool:
+    return not any(thread.name == "ingest" for thread in threading.enumerate())
+
+
+def settled(what: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return what()
+
+
+def test_every_chunk_is_staged_in_order_and_then_the_seal(pool: SlotPool) -> None:
+    source = begun(Client(), pool)
+    seen: list[object] = []
+    while not isinstance(seen[-1] if seen else None, SourceDone):
+        item = source.poll()
+        if item is None:
+            time.sleep(0.001)
+            continue
+        seen.append(item)
+        if isinstance(item, StagedChunk):
+            first = item.pieces[0]
+            assert item.slot.memory[first.k_offset_nbytes] == item.start // 4 + 1
+            pool.release(item.slot)
+    chunks = [item for item in seen if isinstance(item, StagedChunk)]
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 4), (4, 8)]
+    assert free_slots(pool) == SLOTS
+
+
+def test_a_cancel_after_the_end_and_before_any_poll_gives_every_slot_back(pool: SlotPool) -> None:
+    source = begun(Client(), pool)
+    assert settled(ingest_ended)
+    source.cancel()
+    assert source.poll() is None
+    assert free_slots(pool) == SLOTS
+    source.cancel()
+    assert free_slots(pool) == SLOTS
+
+
+@pytest.mark.parametrize("frame", range(CHUNKS + 2))
+def test_a_cancel_before_any_frame_gives_every_slot_back(pool: SlotPool, frame: int) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def before(index: int) -> None:
+        if index == frame:
+            reached.set()
+            go_on.wait(WAIT_S)
+
+    client = Client(before)
+    source = begun(client, pool)
+    assert reached.wait(WAIT_S)
+    source.cancel()
+    assert client.stream.cancelled.is_set()
+    go_on.set()
+    assert settled(ingest_ended)
+    assert source.poll() is None
+    assert free_slots(pool) == SLOTS
+
+
+def test_a_cancel_while_it_waits_for_memory_ends_it(pool: SlotPool) -> None:
+    held = [pool.acquire(1.0) for _ in range(SLOTS)]
+    source = begun(Client(), pool)
+    time.sleep(0.05)
+    source.cancel()
+    assert settled(ingest_ended)
+    for slot in held:
+        assert slot is not None
+        pool.release(slot)
+    assert free_slots(pool) == SLOTS
+
+
+def test_memory_that_never_comes_free_is_a_failure_with_a_name(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muser_decode.ingest.SLOT_WAIT_S", 0.2)
+    held = [pool.acquire(1.0) for _ in range(SLOTS)]
+    source = begun(Client(), pool)
+    assert settled(ingest_ended)
+    failed = source.poll()
+    assert isinstance(failed, SourceFailed)
+    assert "no staging memory became free" in failed.reason
+    assert len(held) == SLOTS
+
+
+def test_a_fault_nobody_expected_is_still_reported(pool: SlotPool) -> None:
+    def before(index: int) -> None:
+        if index == 1:
+            raise ValueError("a bug")
+
+    source = begun(Client(before), pool)
+    assert settled(ingest_ended)
+    failed = source.poll()
+    assert isinstance(failed, SourceFailed)
+    assert failed.reason == "internal: ValueError"
+    assert free_slots(pool) == SLOTS

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from muser_decode.layer import Layer, LayerLoader
+from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
+from muser_wire.model.tiny import write_tiny
+
+HEADS, KV_HEADS, DIM, HIDDEN = 4, 2, 16, 64
+
+
+def load(family: str, path: Path) -> tuple[Checkpoint, Layer, Layer]:
+    write_tiny(family, path / family, layers=4)
+    checkpoint = open_checkpoint(path / family)
+    loader = LayerLoader(checkpoint, mx.float32, False)
+    return checkpoint, loader.layer(0), loader.layer(3)
+
+
+@pytest.mark.parametrize(("family", "parts"), [("llama", "qkv"), ("muse_glimmer", ["q", "k", "v", "gate"])])
+def test_projections_of_one_input_are_one_matrix(family: str, parts: str | list[str], tmp_path: Path) -> None:
+    checkpoint, layer, _ = load(family, tmp_path)
+    stacked = np.concatenate([checkpoint.weight(f"layers.0.attn.{part}.weight").f32() for part in parts])
+    np.testing.assert_array_equal(np.array(layer.projections.rows(mx.arange(len(stacked)))), stacked)
+
+
+def test_norms_of_queries_and_keys_are_one_multiplier_by_head(tmp_path: Path) -> None:
+    checkpoint, layer, _ = load("qwen3", tmp_path)
+    q, k = (checkpoint.weight(f"layers.0.attn.{part}_norm.weight").f32() for part in "qk")
+    assert layer.qk_norm is not None
+    assert layer.qk_norm.shape == (HEADS + KV_HEADS, 1, DIM)
+    for head in range(HEADS + KV_HEADS):
+        np.testing.assert_array_equal(np.array(layer.qk_norm[head, 0]), q if head < HEADS else k)
+
+
+def test_what_a_family_lacks_is_none(tmp_path: Path) -> None:
+    _, plain, _ = load("llama", tmp_path)
+    assert plain.qk_norm is plain.attn_post_norm is plain.mlp_post_norm is None
+    _, sliding, full = load("muse_glimmer", tmp_path)
+    assert sliding.qk_norm is None
+    assert sliding.attn_post_norm is not None
+    assert sliding.rope is not None
+    assert full.rope is None
+
+
+def test_layers_with_the_same_positions_share_their_tables(tmp_path: Path) -> None:
+    write_tiny("gemma3", tmp_path / "shared", layers=7)
+    loader = LayerLoader(open_checkpoint(tmp_path / "shared"), mx.float32, False)
+    ropes = [loader.layer(index).rope for index in range(7)]
+    assert ropes[0] is ropes[4] is ropes[6]
+    assert ropes[5] is not ropes[0]
