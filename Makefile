@@ -27,8 +27,9 @@ serve: $(STAMP)  ## run both nodes in the foreground until Ctrl-C
 test: export OMP_NUM_THREADS = 1
 test: export OPENBLAS_NUM_THREADS = 1
 test: export MKL_NUM_THREADS = 1
-test: $(STAMP)  ## fetch the small test model and run every test
+test: $(STAMP)  ## fetch the two small models and run every test
 	@$(PY) -m muser_wire.cli model fetch smollm2
+	@$(PY) -m muser_wire.cli model fetch gemma3-270m
 	@$(PY) -m pytest -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, house rules, docs

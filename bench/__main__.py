@@ -7,7 +7,7 @@ import sys
 
 from bench.driver import BenchError
 
-BENCHMARKS = ("prefill", "decode", "handoff")
+BENCHMARKS = ("prefill", "decode", "handoff", "wire", "overlap")
 
 
 def main(argv: list[str]) -> int:

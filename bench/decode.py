@@ -1,6 +1,7 @@
 """Decode speed beside mlx-lm: same weights in f32, same prompt, BLAS and threads, rounds that interleave.
 
 `python -m bench.decode --help` lists the options. The result is refused when the greedy tokens differ.
+With `--count` it times nothing and counts the operations of a step of a model with that family's layers.
 """
 
 from __future__ import annotations
@@ -17,17 +18,38 @@ from typing import Any
 
 import mlx.core as mx
 
-from bench.driver import PEERS_VENV, BenchError, Peer, Samples, interleave, machine, peer_python, table, write_result
+from bench.driver import (
+    PEERS_VENV,
+    BenchError,
+    Goal,
+    Peer,
+    Samples,
+    interleave,
+    judge,
+    machine,
+    peer_python,
+    table,
+    write_result,
+)
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
 from muser_wire.model.fetch import fetched_path
+from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tokenizer import load_tokenizer
 
 REQUIREMENTS = ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2") if sys.platform == "linux" else ("mlx-lm==0.32.2",)
+GOAL_MLX_LM = 1.0
+"""How many times as fast as mlx-lm this shall be."""
 OURS = "muser f32"
 MLX_LM = "mlx-lm f32"
 PROMPT_TOKENS = 128
+
+COUNTED = {"muse-glimmer": ("muse_glimmer", 52), "gemma3-270m": ("gemma3", 18)}
+"""What `--count` takes: a family and its real number of layers. Widths are tiny: no operation depends on them."""
+
+COUNT_PROMPT_TOKENS = 200
+"""Well past the window of a tiny model, so that its sliding layers have forgotten what they may."""
 
 TEXT = """A lighthouse keeper wrote to his sister every winter. The letters told of storms, of ships that passed far
 out and never answered his lamp, and of the gulls that slept in the lee of the tower. In the spring she wrote back,
@@ -63,6 +85,7 @@ class Options:
     threads: int
     venv: Path
     out: Path | None
+    count: str | None
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None) -> Options:
@@ -74,9 +97,10 @@ class Options:
         parser.add_argument("--threads", type=int, default=2, help="BLAS threads of each contestant")
         parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
         parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+        parser.add_argument("--count", choices=sorted(COUNTED), help="count a step's operations and time nothing")
         args = parser.parse_args(argv)
         model = args.model or fetched_path("smollm2", muser_home())
-        return cls(model, args.tokens, args.rounds, args.threads, args.venv, args.out)
+        return cls(model, args.tokens, args.rounds, args.threads, args.venv, args.out, args.count)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,15 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options.parse(argv)
     try:
         with ExitStack() as stack:
-            run(options, stack)
+            if options.count is None:
+                return judge(run(options, stack))
+            count(options, options.count, stack)
     except (BenchError, WireError) as error:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(options: Options, stack: ExitStack) -> None:
-    """Start both, measure while comparing tokens, count, print."""
+def run(options: Options, stack: ExitStack) -> list[Goal]:
+    """Start both, measure while comparing tokens, count, print; return what shall hold."""
     host = machine()
     ids = prompt(options.model)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -124,6 +150,26 @@ def run(options: Options, stack: ExitStack) -> None:
             operations=operations,
             ratios={MLX_LM: samples.ratio(MLX_LM, OURS)},
         )
+    return [Goal(f"times as fast as {MLX_LM}", GOAL_MLX_LM, samples.ratio(MLX_LM, OURS))]
+
+
+def count(options: Options, name: str, stack: ExitStack) -> None:
+    """Count a step's operations in a random model, ours and, where the peers' environment is, mlx-lm's; print them."""
+    family, layers = COUNTED[name]
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write_tiny(family, folder, layers=layers, hidden=32, ffn=48)
+    ids = [7 + i % 100 for i in range(COUNT_PROMPT_TOKENS)]
+    peers = [(Peer(OURS, "ours_decode.py", Path(sys.executable), 1), {"model": str(folder)})]
+    python = options.venv / "bin" / "python"
+    if python.exists():
+        peers.append((Peer(MLX_LM, "mlxlm_decode.py", python, 1), {"folder": str(folder)}))
+    operations = {}
+    for peer, load in peers:
+        stack.callback(peer.close)
+        peer.call("load", **load)
+        operations[peer.name] = peer.call("count", ids=ids)
+    print(table(["", "operations a token"], [[name, str(sum(kinds.values()))] for name, kinds in operations.items()]))
+    print_kinds(operations)
 
 
 def prompt(model: Path) -> list[int]:
@@ -206,9 +252,14 @@ def report(samples: Samples, operations: dict[str, dict[str, int]], options: Opt
         rows.append([name, rate, faster, str(sum(operations[name].values()))])
     print(table(["", "tokens a second", "ours", "operations a token"], rows))
     print(f"""
-{PROMPT_TOKENS} prompt tokens, {options.tokens} decoded and equal, {options.threads} BLAS threads each.
-Operations are the primitives of a step's graph without views, functions of mx.fast and compiled groups as one
-each: what a GPU is given.""")
+{PROMPT_TOKENS} prompt tokens, {options.tokens} decoded and equal, {options.threads} BLAS threads each.""")
+    print_kinds(operations)
+
+
+def print_kinds(operations: dict[str, dict[str, int]]) -> None:
+    """Print what operations are, and how many of each kind a step has."""
+    print("""Operations are the primitives of a step's graph without views, functions of mx.fast and compiled groups as
+one each: what a GPU is given.""")
     for name, counts in operations.items():
         kinds = sorted(counts.items(), key=lambda item: -item[1])
         print(f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in kinds))

@@ -154,6 +154,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([text(header), "  ".join("-" * width for width in widths), *map(text, rows)])
 
 
+@dataclass(frozen=True)
+class Goal:
+    """What a measured ratio shall at least be. `measured` None: it could not be measured, which is a miss."""
+
+    what: str
+    least: float
+    measured: float | None
+
+    @property
+    def met(self) -> bool:
+        """Whether it was measured and is large enough."""
+        return self.measured is not None and self.measured >= self.least
+
+
+def judge(goals: Sequence[Goal]) -> int:
+    """Print what became of each goal; return 1 when one was missed."""
+    for goal in goals:
+        measured = "not measured" if goal.measured is None else f"{goal.measured:.2f}"
+        print(f"{'met   ' if goal.met else 'MISSED'} {goal.what}: {measured}, goal {goal.least:.2f}")
+    return 0 if all(goal.met for goal in goals) else 1
+
+
 def machine() -> dict[str, Any]:
     """Return what the numbers were measured on."""
     return {

@@ -5,24 +5,15 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from bench.driver import BenchError
-from muser_wire.model.checkpoint import Checkpoint
 from muser_wire.model.container import StoredTensor
 from muser_wire.model.gguf import open_gguf
 
 ALIGNMENT = 32
 """GGUF's default, in bytes. A file that says otherwise is not re-encoded."""
-
-
-def export_arrays(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write every tensor as `NAME.npy`, f32, one at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in checkpoint.names():
-        np.save(folder / f"{name}.npy", checkpoint.weight(name).f32())
 
 
 def reencode(source: Path, target: Path, encoding: str) -> None:

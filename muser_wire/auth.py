@@ -7,33 +7,27 @@ sees a nonce twice, and a frame cannot be replayed, moved or reordered.
 
 from __future__ import annotations
 
-import os
-import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from muser_wire.errors import FrameError, SealError, WireError
+from muser_wire.errors import FrameError, SealError
 from muser_wire.identities import Digest
+from muser_wire.private_files import KeyFileError, publish_private, read_private
 
 TAG_NBYTES = 16
 FRAME_KEY_INFO = b"muser v1 frames producer to consumer"
 SEAL_LABEL = b"muser v1 seal"
-PRIVATE_MODE = 0o600
 NODE_KEY_FILE_NBYTES = 32
 
 Buffer = bytes | bytearray | memoryview
-
-
-class KeyFileError(WireError):
-    """A key file cannot be used: its mode, size or place is wrong. The message names it."""
-
-    code = "key_file"
 
 
 @dataclass(frozen=True)
@@ -58,40 +52,12 @@ class NodeKey:
         Raises:
             KeyFileError: the file is readable by others, has another size, or cannot be written.
         """
-        try:
-            if not path.exists():
-                _write_private(path, Ed25519PrivateKey.generate().private_bytes_raw())
-            return cls(Ed25519PrivateKey.from_private_bytes(_read_private(path)))
-        except OSError as error:
-            raise KeyFileError(f"key file {path}: {error.strerror or error}") from error
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Publish a key file whole or not at all; if another process was first, its key stands."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink()
-
-
-def _read_private(path: Path) -> bytes:
-    with path.open("rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        if mode & 0o077:
-            raise KeyFileError(f"key file {path} has mode {mode:04o}; others can read it: chmod 600 {path}")
-        content = file.read(NODE_KEY_FILE_NBYTES + 1)
-    if len(content) != NODE_KEY_FILE_NBYTES:
-        raise KeyFileError(f"key file {path} has {len(content)} bytes, not {NODE_KEY_FILE_NBYTES}")
-    return content
+        if not path.exists():
+            publish_private(path, Ed25519PrivateKey.generate().private_bytes_raw(), keep_existing=True)
+        content = read_private(path, NODE_KEY_FILE_NBYTES)
+        if len(content) != NODE_KEY_FILE_NBYTES:
+            raise KeyFileError(f"{path} has {len(content)} bytes, not {NODE_KEY_FILE_NBYTES}")
+        return cls(Ed25519PrivateKey.from_private_bytes(content))
 
 
 def derive_frame_key(secret: bytes, handoff_id: bytes) -> bytes:
@@ -104,10 +70,23 @@ class FrameCipher:
 
     def __init__(self, key: bytes) -> None:
         self._aead = AESGCM(key)
+        self._algorithm = algorithms.AES(key)
 
-    def encrypt_into(self, position: int, payload: Buffer, associated: bytes, out: memoryview) -> None:
-        """Write ciphertext and tag of `payload` to `out`, which has TAG_NBYTES more."""
-        self._aead.encrypt_into(_nonce(position), payload, associated, out)
+    def encrypt_into(self, position: int, parts: Sequence[Buffer], associated: bytes, out: memoryview) -> None:
+        """Write ciphertext and tag of the joined `parts` to `out`, which has TAG_NBYTES more.
+
+        Parts are read where they lie: joining them first would cost as much again as encrypting them.
+        """
+        if len(parts) == 1:
+            self._aead.encrypt_into(_nonce(position), parts[0], associated, out)
+            return
+        encryptor = Cipher(self._algorithm, modes.GCM(_nonce(position))).encryptor()
+        encryptor.authenticate_additional_data(associated)
+        offset = 0
+        for part in parts:
+            offset += encryptor.update_into(part, out[offset:])
+        encryptor.finalize()
+        out[offset:] = encryptor.tag
 
     def decrypt_into(self, position: int, body: Buffer, associated: bytes, out: memoryview) -> None:
         """Write the plaintext of `body` to `out`, whose content is meaningless unless this returns.

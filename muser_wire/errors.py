@@ -100,3 +100,9 @@ class FetchError(WireError):
     """A model could not be fetched. The message says from where and what to do."""
 
     code = "fetch"
+
+
+class VerificationError(WireError):
+    """A model cannot be verified: a contestant is missing or failed."""
+
+    code = "verification"

@@ -2,7 +2,9 @@
 
 A frame is two length-delimited fields, header then body, each once and in this order. The body is
 sealed straight into the bytes object that the transport sends, and opened straight into the
-caller's buffer: no copy besides.
+caller's buffer: no copy besides. Encryption reads the cache's planes where they lie and writes the
+message that grpc takes (from a GPU there is one copy before it, into host memory); decryption writes the
+memory that the engine reads.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ MAX_HEADER_NBYTES = 16
 MAX_FRAME_NBYTES = 4 << 20
 """The largest frame on the data port, in bytes: gRPC's own default limit on a message."""
 _MAX_VARINT_NBYTES = 5
+_REUSED_BUFFERS = 4
+"""Frames whose memory a writer uses again. grpc's server lets go of a frame when it has the one after the next."""
 
 
 class _Transcript:
@@ -48,18 +52,18 @@ class FrameWriter:
         self._handoff_id = handoff_id
         self._position = 0
         self._transcript = _Transcript()
+        self._buffers = [io.BytesIO() for _ in range(_REUSED_BUFFERS)]
 
-    def write(self, kind: FrameKind, payload: Buffer) -> bytes:
-        """Return the wire bytes of the next frame. `payload` is read, not kept."""
+    def write(self, kind: FrameKind, *parts: Buffer) -> bytes:
+        """Return the wire bytes of the next frame, whose payload is the joined `parts`. They are read, not kept."""
         header = encode_frame_header(kind, self._position)
-        size = len(payload) + TAG_NBYTES
-        prefix = b"".join((HEADER_FIELD, _varint(len(header)), header, BODY_FIELD, _varint(size)))
-        # BytesIO hands out the memory of the very object that getvalue() returns, without a copy.
-        buffer = io.BytesIO(bytes(len(prefix) + size))
+        size = sum(map(len, parts)) + TAG_NBYTES
+        prefix = b"".join((HEADER_FIELD, varint(len(header)), header, BODY_FIELD, varint(size)))
+        buffer = self._buffer(len(prefix) + size)
         with buffer.getbuffer() as out:
             out[: len(prefix)] = prefix
             with out[len(prefix) :] as body:
-                self._cipher.encrypt_into(self._position, payload, self._handoff_id + header, body)
+                self._cipher.encrypt_into(self._position, parts, self._handoff_id + header, body)
                 self._transcript.add(header, bytes(body[-TAG_NBYTES:]))
         self._position += 1
         return buffer.getvalue()
@@ -67,6 +71,18 @@ class FrameWriter:
     def transcript_digest(self) -> Digest:
         """Return the digest over every frame written so far."""
         return self._transcript.digest()
+
+    def _buffer(self, nbytes: int) -> io.BytesIO:
+        """Return a buffer of exactly `nbytes` bytes, of any content, for the next frame.
+
+        BytesIO hands out the memory of the very object that getvalue() returns, without a copy. When
+        somebody still holds that object, getbuffer() leaves it alone and moves to fresh memory: reuse saves
+        an allocation and its zeros, and cannot change a frame that is still to be sent.
+        """
+        index = self._position % len(self._buffers)
+        if self._buffers[index].seek(0, io.SEEK_END) != nbytes:
+            self._buffers[index] = io.BytesIO(bytes(nbytes))
+        return self._buffers[index]
 
 
 @dataclass(frozen=True)
@@ -153,7 +169,8 @@ def _field(view: memoryview, at: int, tag: bytes) -> tuple[memoryview, int]:
     return view[at : at + size], at + size
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a length as protobuf writes it, in as few bytes as it takes."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

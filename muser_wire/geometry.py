@@ -27,8 +27,9 @@ class ElementType(Enum):
         return 2
 
 
-COMPUTE_ELEMENTS = {"bf16": ElementType.BF16, "f32": ElementType.F16}
-"""Default element type for each compute type: bf16 fits bf16 exactly; f16 keeps 3 bits more of f32 than bf16 does."""
+COMPUTE_ELEMENTS = {"bf16": ElementType.BF16, "f16": ElementType.F16, "f32": ElementType.BF16}
+"""Default element type for each compute type: the one that it holds exactly, and for f32 the one that a producer
+that computes in bf16 has, so that two nodes started without flags fit together."""
 
 
 def kv_layout(element: ElementType) -> str:

@@ -137,22 +137,23 @@ class ProducerHandoff:
         self._machine.apply(FrameKind.BEGIN, LocalProtocolError)
         return self._writer.write(FrameKind.BEGIN, encode_begin(self._machine.terms.begin()))
 
-    def segment(self, segment: Segment, payload: Buffer) -> bytes:
-        """Return the frame of the next segment.
+    def segment(self, segment: Segment, *parts: Buffer) -> bytes:
+        """Return the frame of the next segment; its payload is the joined `parts`, each a buffer of bytes.
 
         Raises:
-            LocalProtocolError: `segment` is not the next of the schedule, or `payload` has not its size.
+            LocalProtocolError: `segment` is not the next of the schedule, or the payload has not its size.
         """
         machine = self._machine
         machine.apply(FrameKind.SEGMENT, LocalProtocolError)
         due = machine.due(LocalProtocolError)
-        if segment != due or len(payload) != due.nbytes:
+        nbytes = sum(map(len, parts))
+        if segment != due or nbytes != due.nbytes:
             machine.state = HandoffState.BROKEN
             raise LocalProtocolError(
-                f"segment {due.index} of {due.nbytes} bytes was due, not {segment.index} of {len(payload)}"
+                f"segment {due.index} of {due.nbytes} bytes was due, not {segment.index} of {nbytes}"
             )
         machine.next_segment += 1
-        return self._writer.write(FrameKind.SEGMENT, payload)
+        return self._writer.write(FrameKind.SEGMENT, *parts)
 
     def seal(self, prefill_ns: int) -> bytes:
         """Return the signed seal; `prefill_ns` is how long the computation took."""

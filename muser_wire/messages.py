@@ -91,11 +91,12 @@ class HandoffRequest:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The producer's yes. `predicted_chunk_ns` is how long a whole chunk is expected to take."""
+    """The producer's yes: it expects to begin after `predicted_wait_ns`, a whole chunk to take `predicted_chunk_ns`."""
 
     ticket: bytes
     schedule_digest: Digest
     predicted_chunk_ns: int
+    predicted_wait_ns: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def encode_describe_request() -> bytes:
 
 def decode_describe_request(raw: bytes) -> None:
     """Check a describe request; it carries nothing but the version."""
-    _version(parse(pb.DescribeRequest, raw))
+    check_version(parse(pb.DescribeRequest, raw))
 
 
 def encode_description(value: Description) -> bytes:
@@ -168,7 +169,7 @@ def decode_description(raw: bytes) -> Description:
         RemoteProtocolError: a field is absent, unknown or out of range.
     """
     stub = parse(pb.DescribeResponse, raw)
-    _version(stub)
+    check_version(stub)
     if len(stub.kernels) > MAX_KERNELS:
         raise RemoteProtocolError(f"DescribeResponse.kernels has {len(stub.kernels)} entries, at most {MAX_KERNELS}")
     return Description(
@@ -204,7 +205,7 @@ def decode_handoff_request(raw: bytes) -> HandoffRequest:
         RemoteProtocolError: a field is absent, unknown or out of range.
     """
     stub = parse(pb.OpenRequest, raw)
-    _version(stub)
+    check_version(stub)
     ids = blob(stub, "token_ids", 8, 4 * MAX_PROMPT_TOKENS)
     if len(ids) % 4:
         raise RemoteProtocolError(f"OpenRequest.token_ids has {len(ids)} bytes, not a multiple of 4")
@@ -229,6 +230,7 @@ def encode_open_answer(value: Acceptance | Refusal) -> bytes:
             ticket=value.ticket,
             schedule_digest=value.schedule_digest,
             predicted_chunk_ns=value.predicted_chunk_ns,
+            predicted_wait_ns=value.predicted_wait_ns,
         )
         return pb.OpenResponse(accepted=accepted).SerializeToString()
     refusal = pb.Refusal(code=value.code, message=value.message[:MAX_MESSAGE_CHARS])
@@ -248,6 +250,7 @@ def decode_open_answer(raw: bytes) -> Acceptance | Refusal:
                 ticket=blob(stub.accepted, "ticket", TICKET_NBYTES),
                 schedule_digest=Digest(blob(stub.accepted, "schedule_digest", DIGEST_NBYTES)),
                 predicted_chunk_ns=number(stub.accepted, "predicted_chunk_ns", 1, MAX_DURATION_NS),
+                predicted_wait_ns=number(stub.accepted, "predicted_wait_ns", 0, MAX_DURATION_NS),
             )
         case "refusal":
             return Refusal(
@@ -386,7 +389,8 @@ def _identities(parent: Message, field: str) -> Identities:
     )
 
 
-def _version(stub: Message) -> None:
+def check_version(stub: Message) -> None:
+    """Refuse a message of another protocol version [1.1]."""
     version = present(stub, "protocol_version")
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(f"protocol_version differs: {PROTOCOL_VERSION} here, {version} at the peer")

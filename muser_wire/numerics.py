@@ -57,6 +57,7 @@ BUDGETS: dict[str, Budget] = {
     "logits_f32": Budget(5e-4, "f32 against float64, logits of unit scale"),
     "logits_f16_kv": Budget(2e-2, "keys and values rounded to 11 bits, logits of unit scale"),
     "logits_packed": Budget(5e-3, "the same weights, group sums in another order"),
+    "verify_planes": Budget(5e-4, "two f32 implementations of a whole model, planes of unit scale"),
 }
 
 

@@ -12,8 +12,13 @@ from typing import cast
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SKIPPED = {".venv", ".git", ".pytest_cache", "node_modules"}
-DOCUMENTS = [path for path in sorted(ROOT.rglob("*.md")) if not SKIPPED.intersection(path.relative_to(ROOT).parts)]
+SKIPPED = {".git", ".pytest_cache", "node_modules", "build"}
+DOCUMENTS = [
+    path
+    for path in sorted(ROOT.rglob("*.md"))
+    if not SKIPPED.intersection(path.relative_to(ROOT).parts)
+    and not path.relative_to(ROOT).parts[0].startswith(".venv")
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 COMMAND = re.compile(r"\b(muser(?:-prefill|-decode)?) ([a-z]+(?: [^`\n|#;]*)?)$")

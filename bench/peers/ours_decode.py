@@ -17,7 +17,7 @@ import mlx.core as mx  # noqa: E402, after the BLAS
 from decode_side import OneNodeEach, count_operations, timed  # noqa: E402
 from lines import serve  # noqa: E402
 
-from muser_decode import attention, decoder, linear  # noqa: E402
+from muser_decode import attention, linear, pointwise  # noqa: E402
 from muser_decode.decoder import MlxDecoder  # noqa: E402
 from muser_decode.engine.decoding import Decoding  # noqa: E402
 from muser_decode.engine.request import SamplingParams  # noqa: E402
@@ -42,14 +42,15 @@ class Contestant:
         return timed(self._stream(ids, tokens))
 
     def count(self, ids: list[int]) -> dict[str, Any]:
-        """Count the operations of a step after a prompt, with the choices that the decoder makes on a GPU."""
-        for module in (attention, decoder, linear):
+        """Count the operations of a step after a prompt, with the choices that the decoder makes on a GPU.
+
+        The prompt is prefilled before, as on a CPU, which needs no compiler.
+        """
+        cache = self.decoder.new_cache()
+        self.decoder.prefill_chunk(ids, cache)
+        for module in (attention, linear, pointwise):
             module.on_gpu = lambda: True
         on_gpu = self._new()
-        cache = on_gpu.new_cache()
-        cache.reserve(len(ids) + 1)
-        mx.eval(cache.arrays)
-        cache.commit(len(ids))
         with OneNodeEach():
             return count_operations(on_gpu.step(mx.array(1), cache))
 

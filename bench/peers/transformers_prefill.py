@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,34 +10,16 @@ import torch
 import transformers
 from lines import serve
 
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    **{f"attn.{name}": f"self_attn.{name}_proj" for name in "qkvo"},
-    **{f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
-}
-OTHER_NAMES = {"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-
 
 class Contestant:
     """Holds the model between requests."""
 
-    model: transformers.LlamaForCausalLM
+    model: transformers.PreTrainedModel
 
-    def load(self, arrays: str, config: dict[str, Any], threads: int) -> dict[str, Any]:
-        """Build the model of `config` from a folder of NAME.npy files."""
+    def load(self, folder: str, threads: int) -> dict[str, Any]:
+        """Load a folder in the Hugging Face format in bf16."""
         torch.set_num_threads(threads)
-        torch.set_default_dtype(torch.bfloat16)
-        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
-        state = self.model.state_dict()
-        given = set()
-        for file in sorted(Path(arrays).glob("*.npy")):
-            name = theirs(file.name.removesuffix(".npy"))
-            state[name].copy_(torch.from_numpy(np.load(file)))
-            given.add(name)
-        missing = set(state) - given - ({"lm_head.weight"} if config["tie_word_embeddings"] else set())
-        if missing:
-            raise ValueError(f"weights are missing: {sorted(missing)}")
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         return {"transformers": transformers.__version__, "torch": torch.__version__}
 
     def prefill(self, ids: list[int]) -> dict[str, Any]:
@@ -61,15 +42,6 @@ class Contestant:
         started = time.perf_counter()
         out = self.model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
         return time.perf_counter() - started, out
-
-
-def theirs(name: str) -> str:
-    """Return transformers' name of a canonical one."""
-    stem = name.removesuffix(".weight")
-    if not stem.startswith("layers."):
-        return f"{OTHER_NAMES[stem]}.weight"
-    _, index, rest = stem.split(".", 2)
-    return f"model.layers.{index}.{LAYER_NAMES[rest]}.weight"
 
 
 if __name__ == "__main__":

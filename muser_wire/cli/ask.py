@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from muser_wire.errors import WireError
@@ -78,8 +78,16 @@ class Endpoint:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return read_answer(self.chunks(body), on_text)
+
+    def chunks(self, body: JsonObject) -> Generator[JsonObject, None, None]:
+        """Yield the chunks of a streamed chat as they come. Closing the iterator closes the connection.
+
+        Raises:
+            AskFailed: the request was refused, or the stream ended before its end mark.
+        """
         with self._request("POST", "/v1/chat/completions", body) as response:
-            return read_answer(events(response), on_text)
+            yield from events(response)
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: JsonObject | None) -> Iterator[http.client.HTTPResponse]:

@@ -1,24 +1,32 @@
-"""`muser model`: fetch a model, look into it, say where it lies."""
+"""`muser model`: fetch a model, look into it, say where it lies, write a tiny one, verify the decoders on it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+from muser_wire.cli import verify
 from muser_wire.cli.progress import Meter
+from muser_wire.errors import CheckpointError
 from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.fetch import fetch, fetched_path
+from muser_wire.model.published import PUBLISHED
 from muser_wire.model.report import report
+from muser_wire.model.tiny import write_tiny
+from muser_wire.model.tiny_families import TINY_FAMILIES
 
-NAME_HELP = "smollm2, hf:OWNER/NAME, or a path"
+NAME_HELP = f"{', '.join(PUBLISHED)}, hf:OWNER/NAME, or a path"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare `muser model` and its subcommands."""
-    parser = commands.add_parser("model", help="fetch a model, look into it, say where it lies")
+    parser = commands.add_parser(
+        "model", help="fetch a model, look into it, verify the decoders on it, write a tiny one"
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     fetcher = actions.add_parser("fetch", help="fetch a model into MUSER_HOME (default: ~/.muser) and print its path")
     fetcher.add_argument("name", help=NAME_HELP)
@@ -31,6 +39,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     locator = actions.add_parser("path", help="print where a model lies, or will lie once fetched")
     locator.add_argument("name", help=NAME_HELP)
     locator.set_defaults(run=run_path)
+    _add_tiny(actions)
+    verify.add_parser(actions)
+
+
+def _add_tiny(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("tiny", help="write a small random checkpoint in the Hugging Face format, for tests")
+    parser.add_argument("family", choices=tuple(TINY_FAMILIES), metavar="FAMILY", help=", ".join(TINY_FAMILIES))
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist or be empty")
+    parser.add_argument("--layers", type=int, default=6, help="default: 6")
+    parser.add_argument("--window", type=int, default=64, help="of sliding layers, in tokens (default: 64)")
+    parser.add_argument("--vocab", type=int, default=512, help="tokens (default: 512)")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--dtype", choices=("F32", "F16", "BF16"), default="F32", help="default: F32")
+    parser.set_defaults(run=run_tiny)
 
 
 def run_fetch(arguments: argparse.Namespace) -> int:
@@ -42,6 +64,20 @@ def run_fetch(arguments: argparse.Namespace) -> int:
 def run_path(arguments: argparse.Namespace) -> int:
     """Print where a model lies."""
     print(fetched_path(arguments.name, muser_home()))
+    return 0
+
+
+def run_tiny(arguments: argparse.Namespace) -> int:
+    """Write a tiny checkpoint and print its folder."""
+    out: Path = arguments.out
+    names = ("layers", "window", "vocab", "seed", "dtype")
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise CheckpointError(f"{out} is not empty; a tiny checkpoint overwrites nothing")
+        write_tiny(arguments.family, out, **{name: getattr(arguments, name) for name in names})
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{out} cannot be written: {error}") from error
+    print(out)
     return 0
 
 
@@ -76,4 +112,5 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("spec", found["spec_digest"]),
         ("tokenizer", found["tokenizer_digest"]),
         ("weights digest", found["weights_digest"]),
+        *(("left aside", f"{count} tensors: {what}") for what, count in found["asides"].items()),
     ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from muser_wire.errors import CheckpointError
-from muser_wire.model.container import Container, StoredTensor
-from muser_wire.model.encodings import AffineWeight, decode_affine, decode_f32
+from muser_wire.model.blockscaled import BlockScaledWeight
+from muser_wire.model.container import Container, StoredTensor, Tensor
+from muser_wire.model.encodings import AffineWeight, block_size
 from muser_wire.model.families import family_of
-from muser_wire.model.families.description import TensorEntry
+from muser_wire.model.families.description import Family, TensorEntry
 from muser_wire.model.gguf import is_gguf, open_gguf
 from muser_wire.model.safetensors import open_folder
 from muser_wire.model.spec import ModelSpec
@@ -28,7 +30,7 @@ class Weight:
     """One tensor under its canonical name. Nothing is decoded until a method asks for it."""
 
     entry: TensorEntry
-    stored: StoredTensor
+    stored: Tensor
 
     @property
     def name(self) -> str:
@@ -47,26 +49,49 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
-        return int(self.stored.data.size)
+        """Bytes in the file, scales included."""
+        return self.stored.nbytes
 
     @property
     def count(self) -> int:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
-    def f32(self) -> npt.NDArray[np.float32]:
-        """Return the values as a new C-contiguous float32 array, with every storage convention undone."""
-        values = decode_f32(self.encoding, self.stored.data, self.shape)
-        return values if self._rows is None else values[self._rows]
+    @property
+    def tensor_scale(self) -> float | None:
+        """The float32 factor of the whole tensor, where the encoding keeps one apart; `f32` has it applied."""
+        return self.stored.tensor_scale
+
+    def f32(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Return rows [start, stop) as a new C-contiguous float32 array, with every storage convention undone.
+
+        Row by row a large matrix can be loaded without ever being whole in float32.
+        """
+        stop = self.shape[0] if stop is None else stop
+        if self._rows is not None:
+            # Rows change places within a head, so only the heads that the slice touches are decoded.
+            head_dim = self.shape[0] // self.entry.interleaved_heads
+            first, last = start // head_dim * head_dim, -(-stop // head_dim) * head_dim
+            return self.stored.f32(first, last)[self._rows[start:stop] - first]
+        values = self.stored.f32(start, stop)
+        if self.entry.centred:
+            values += np.float32(1)
+        return values
 
     def affine(self) -> AffineWeight | None:
         """Return the packed form with its rows in canonical order, or None where the encoding has none."""
-        packed = decode_affine(self.encoding, self.stored.data, self.shape)
+        packed = self.stored.affine()
         if packed is None or self._rows is None:
             return packed
         rows = self._rows
-        return AffineWeight(packed.bits, packed.q[rows], packed.scales[rows], packed.offsets[rows])
+        return replace(packed, q=packed.q[rows], scales=packed.scales[rows], offsets=packed.offsets[rows])
+
+    def block_scaled(self) -> BlockScaledWeight | None:
+        """Return the form that MLX's nvfp4, mxfp4 and mxfp8 modes take, or None for other encodings."""
+        packed = self.stored.block_scaled()
+        if packed is None or self._rows is None:
+            return packed
+        return replace(packed, packed=packed.packed[self._rows], scales=packed.scales[self._rows])
 
     @property
     def _rows(self) -> npt.NDArray[np.intp] | None:
@@ -88,11 +113,18 @@ def rotate_half_rows(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
 
 
 class Checkpoint:
-    """An opened model. Every tensor that the family lists is there, with its shape, and no other."""
+    """An opened model. Every tensor that the family lists is there, with its shape.
 
-    def __init__(self, path: Path, spec: ModelSpec, weights: tuple[Weight, ...]) -> None:
+    `asides` counts, by what they are, the tensors that the family knows and a decoder does not read.
+    A file with any other tensor is not opened.
+    """
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, weights: tuple[Weight, ...], asides: Mapping[str, int] | None = None
+    ) -> None:
         self.path = path
         self.spec = spec
+        self.asides: dict[str, int] = dict(asides or {})
         self._weights = {weight.name: weight for weight in weights}
 
     @property
@@ -128,7 +160,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     container = _open_container(path)
     family = family_of(container)
     spec = family.spec(container)
-    return Checkpoint(path, spec, _bind(container, family.entries(spec, container.kind)))
+    entries = family.entries(spec, container)
+    asides = _asides(container, family, entries)
+    return Checkpoint(path, spec, _bind(container, entries), asides)
 
 
 def _open_container(path: Path) -> Container:
@@ -145,17 +179,34 @@ def _open_container(path: Path) -> Container:
     raise CheckpointError(f"{path} is neither a GGUF file nor a folder with config.json and .safetensors files")
 
 
-def _bind(container: Container, entries: tuple[TensorEntry, ...]) -> tuple[Weight, ...]:
-    """Return the weights of a model after checking the container's tensors against the family's list."""
+def _asides(container: Container, family: Family, entries: tuple[TensorEntry, ...]) -> Counter[str]:
+    """Return how many tensors of each kind stay aside, after checking that nothing is left over."""
     sources = {entry.source for entry in entries}
     missing = [entry.source for entry in entries if entry.source not in container.tensors]
-    extra = [name for name in container.tensors if name not in sources]
     if missing:
         raise CheckpointError(f"{container.path}: missing {_listed(missing)}")
+    counts: Counter[str] = Counter()
+    extra = []
+    for name in container.tensors:
+        if name not in sources:
+            what = next((aside.what for aside in family.asides if aside.pattern.fullmatch(name)), None)
+            if what is None:
+                extra.append(name)
+            else:
+                counts[what] += 1
     if extra:
         raise CheckpointError(f"{container.path}: {_listed(extra)} not part of this model; nothing would read them")
+    return counts
+
+
+def _bind(container: Container, entries: tuple[TensorEntry, ...]) -> tuple[Weight, ...]:
+    """Return the weights of a model after checking that each can be read and has its shape."""
     for entry in entries:
         stored = container.tensors[entry.source]
+        if isinstance(stored, StoredTensor) and block_size(stored.encoding) is None:
+            raise CheckpointError(
+                f"{stored.path}: tensor {stored.name} is stored as {stored.encoding}, which cannot be read as weights"
+            )
         if stored.shape != entry.shape:
             raise CheckpointError(
                 f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected {list(entry.shape)}"

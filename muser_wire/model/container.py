@@ -1,4 +1,4 @@
-"""What the two containers have in common: fields, and tensors as mapped bytes."""
+"""What the two containers have in common: fields, and tensors over mapped bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from muser_wire.errors import CheckpointError
+from muser_wire.model.blockscaled import BlockScaledWeight
+from muser_wire.model.encodings import AffineWeight, decode_affine, decode_f32
 from muser_wire.model.fields import Fields
 
 # Both containers hold plain matrices; 8 leaves room for convolutions and refuses nonsense.
@@ -27,6 +30,43 @@ class ContainerKind(Enum):
     SAFETENSORS = "safetensors"
 
 
+class Tensor(Protocol):
+    """A tensor of a checkpoint in whatever form: what a weight is read from."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the container."""
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its values, rows first."""
+
+    @property
+    def encoding(self) -> str:
+        """How the file stores it, as shown to people."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, scales included."""
+
+    @property
+    def tensor_scale(self) -> float | None:
+        """The float32 factor of the whole tensor, where its encoding keeps one apart."""
+
+    def f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Return rows [start, stop) as a new C-contiguous float32 array."""
+
+    def affine(self) -> AffineWeight | None:
+        """Return the packed affine form, or None where the encoding has none."""
+
+    def block_scaled(self) -> BlockScaledWeight | None:
+        """Return the packed block-scaled form, or None where the encoding has none."""
+
+
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
     """One tensor as a file holds it. `data` is its mapped bytes, 1-D uint8, whose length was checked."""
@@ -37,6 +77,36 @@ class StoredTensor:
     encoding: str
     data: npt.NDArray[np.uint8]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return int(self.data.size)
+
+    @property
+    def tensor_scale(self) -> float | None:
+        """None: one array has no scale beside it."""
+        return None
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of rows [start, stop) of a matrix: no encoding lets a block reach over a row's end."""
+        nbytes = self.nbytes // self.shape[0]
+        return self.data[start * nbytes : stop * nbytes]
+
+    def f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Return rows [start, stop) as a new C-contiguous float32 array."""
+        if len(self.shape) == 1:
+            # A block may span several rows of a vector.
+            return decode_f32(self.encoding, self.data, self.shape)[start:stop]
+        return decode_f32(self.encoding, self.rows(start, stop), (stop - start, *self.shape[1:]))
+
+    def affine(self) -> AffineWeight | None:
+        """Return the packed affine form, or None where the encoding has none."""
+        return decode_affine(self.encoding, self.data, self.shape)
+
+    def block_scaled(self) -> BlockScaledWeight | None:
+        """Return None: codes and scales are two arrays."""
+        return None
+
 
 @dataclass(frozen=True)
 class Container:
@@ -45,7 +115,7 @@ class Container:
     path: Path
     kind: ContainerKind
     fields: Fields
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, Tensor]
 
 
 def map_file(path: Path) -> npt.NDArray[np.uint8]:

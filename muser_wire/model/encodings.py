@@ -15,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
+from muser_wire.model.blockscaled import e4m3_values
+
 GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, eq=False)
 class AffineWeight:
-    """A packed matrix: w = q * scale + offset, one scale and offset for 32 weights along the last axis.
+    """A packed matrix: w = q * scale + offset, one scale and offset for `group_size` weights along the last axis.
 
-    `q` is uint8 `[rows, cols]` below 2 ** bits; `scales` and `offsets` are float32 `[rows, cols / 32]`.
+    `q` is uint8 `[rows, cols]` below 2 ** bits; `scales` and `offsets` are float32 `[rows, cols / group_size]`.
     Evaluated in float32 with a multiplication and an addition it gives the values of `Weight.f32()`
-    exactly; only a zero may differ in its sign.
+    exactly; only a zero may differ in its sign. MLX's own checkpoints have groups of 64 as well.
     """
 
     bits: int
@@ -56,7 +58,7 @@ def block_size(encoding: str) -> tuple[int, int] | None:
 def decode_f32(encoding: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Return the weights in `data` as a new, writable, C-contiguous float32 array of `shape`.
 
-    `encoding` must be one for which `block_size` is known, and `data` as long as `shape` needs.
+    `encoding` must be one for which `block_size` is known, or F8_E4M3, and `data` as long as `shape` needs.
     """
     if encoding == "F32":
         return data.view("<f4").astype(np.float32).reshape(shape)
@@ -65,6 +67,8 @@ def decode_f32(encoding: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...
         bits = data.view("<u2").astype(np.uint32)
         bits <<= np.uint32(16)
         return bits.view(np.float32).reshape(shape)
+    if encoding == "F8_E4M3":
+        return e4m3_values()[data].reshape(shape)
     kind = GGMLQuantizationType[encoding]
     weights, nbytes = GGML_QUANT_SIZES[kind]
     rows = data.reshape(-1, shape[-1] // weights * nbytes)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from muser_wire.errors import CheckpointError
-from muser_wire.model.container import Container, ContainerKind, StoredTensor, element_count, map_file
+from muser_wire.model.composed import ScaledTensor
+from muser_wire.model.container import Container, ContainerKind, StoredTensor, Tensor, element_count, map_file
 from muser_wire.model.encodings import block_size
 from muser_wire.model.fields import Fields
 
@@ -74,7 +75,26 @@ def open_gguf(path: Path) -> Container:
         if entry.name in tensors:
             raise CheckpointError(f"{path}: tensor {entry.name} is there twice")
         tensors[entry.name] = _stored(path, data, start, entry)
-    return Container(path, ContainerKind.GGUF, fields, tensors)
+    return Container(path, ContainerKind.GGUF, fields, _with_scales(path, tensors))
+
+
+def _with_scales(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
+    """Return the tensors after giving each NVFP4 matrix X.weight its factor X.scale.
+
+    A file made from another NVFP4 checkpoint has one for each matrix, a file quantised directly has none.
+    """
+    bases = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.encoding == "NVFP4"]
+    if not any(f"{base}.scale" in tensors for base in bases):
+        return dict(tensors)
+    whole: dict[str, Tensor] = dict(tensors)
+    for base in bases:
+        scale = whole.pop(f"{base}.scale", None)
+        if scale is None:
+            raise CheckpointError(f"{path}: tensor {base}.weight is quantised, and its {base}.scale is missing")
+        if scale.shape != (1,):
+            raise CheckpointError(f"{path}: tensor {base}.scale has shape {list(scale.shape)}; expected one number")
+        whole[f"{base}.weight"] = ScaledTensor(f"{base}.weight", tensors[f"{base}.weight"], float(scale.f32(0, 1)[0]))
+    return whole
 
 
 def read_gguf_fields(path: Path) -> Fields:

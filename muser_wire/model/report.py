@@ -38,6 +38,7 @@ def report(checkpoint: Checkpoint) -> dict[str, Any]:
         "spec_digest": spec.digest().hex(),
         "tokenizer_digest": _tokenizer_digest(checkpoint),
         "weights_digest": weights_digest(checkpoint).hex(),
+        "asides": checkpoint.asides,
     }
 
 

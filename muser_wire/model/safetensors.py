@@ -14,18 +14,26 @@ import numpy.typing as npt
 
 from muser_wire.errors import CheckpointError
 from muser_wire.model.container import Container, ContainerKind, StoredTensor, element_count, map_file
-from muser_wire.model.encodings import block_size
 from muser_wire.model.fields import Fields
 from muser_wire.model.jsonfile import parse_object, read_object
+from muser_wire.model.quantised import compose
 
 # As the format's own reader has it; a header of a thousand layers takes 1 MB.
 MAX_HEADER_NBYTES = 100_000_000
+ITEM_NBYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 
 def open_folder(path: Path) -> Container:
     """Return the config and tensors of a Hugging Face folder. Tensor bytes are mapped, not read.
+
+    The arrays of a quantised weight are one tensor, under the name that the weight has elsewhere.
 
     Raises:
         CheckpointError: a file is missing, cut short or contradicts itself.
@@ -43,7 +51,7 @@ def open_folder(path: Path) -> Container:
             if name in tensors:
                 raise CheckpointError(f"{file}: tensor {name} is also in {tensors[name].path.name}")
             tensors[name] = tensor
-    return Container(path, ContainerKind.SAFETENSORS, fields, tensors)
+    return Container(path, ContainerKind.SAFETENSORS, fields, compose(fields, tensors))
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -125,10 +133,9 @@ def _entry(path: Path, name: str, entry: object) -> tuple[str, tuple[int, ...], 
     encoding, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{path}: tensor {name} has a malformed shape or data_offsets")
-    if encoding not in ("F32", "F16", "BF16"):
-        raise CheckpointError(f"{path}: tensor {name} is stored as {encoding}, which cannot be read as weights")
-    _, itemsize = block_size(encoding) or (1, 0)
-    expected = element_count(path, name, tuple(shape)) * itemsize
+    if encoding not in ITEM_NBYTES:
+        raise CheckpointError(f"{path}: tensor {name} is stored as {encoding}, which is not known here")
+    expected = element_count(path, name, tuple(shape)) * ITEM_NBYTES[encoding]
     if offsets[1] - offsets[0] != expected:
         raise CheckpointError(
             f"{path}: tensor {name} {encoding} {shape} takes {expected} bytes, "

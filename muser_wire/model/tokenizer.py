@@ -1,4 +1,4 @@
-"""Text to token ids and back. Only byte-level BPE is known so far."""
+"""Text to token ids and back: byte-level BPE, and SentencePiece-like BPE with byte fallback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tokenizers
 from muser_wire.errors import CheckpointError
 from muser_wire.identities import Digest, digest_of
 from muser_wire.model.probe import PROBES
-from muser_wire.model.tokenizer_gguf import read_gguf
+from muser_wire.model.tokenizer_gguf import UnknownTokenizer, read_gguf
 from muser_wire.model.tokenizer_json import read_folder
 from muser_wire.model.vocabulary import Vocabulary
 
@@ -100,6 +100,9 @@ def _u32s(ids: Iterable[int]) -> bytes:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a GGUF file or a Hugging Face folder.
 
+    A GGUF file only names the rules by which text is cut. Where the name is not known, a tokenizer.json
+    in the same folder is read instead.
+
     Raises:
         CheckpointError: naming the file and what is wrong: no tokenizer, one of an unknown kind, or damage.
     """
@@ -107,4 +110,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer(*read_folder(path))
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; `muser model fetch smollm2` fetches a model to start with")
-    return Tokenizer(*read_gguf(path))
+    try:
+        return Tokenizer(*read_gguf(path))
+    except UnknownTokenizer:
+        if not (path.parent / "tokenizer.json").is_file():
+            raise
+    return Tokenizer(*read_folder(path.parent))

@@ -10,7 +10,15 @@ import tokenizers
 
 from muser_wire.errors import CheckpointError
 from muser_wire.model.jsonfile import read_bounded, read_object
-from muser_wire.model.vocabulary import Vocabulary, build_backend, piece_table
+from muser_wire.model.sentencepieces import BYTES
+from muser_wire.model.vocabulary import (
+    BYTE_LEVEL,
+    SENTENCEPIECE,
+    Spelling,
+    Vocabulary,
+    build_backend,
+    piece_table,
+)
 
 MAX_TEMPLATE_NBYTES = 1 << 20
 
@@ -26,14 +34,17 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
         raise CheckpointError(f"{folder} has no tokenizer.json: fetch the tokenizer files too")
     content = read_object(path)
     model = content.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not _is_byte_level(content.get("decoder")):
-        raise CheckpointError(f"{path}: not a byte-level BPE, and no other kind is known here")
+    spelling = _spelling_of(content.get("decoder"))
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or spelling is None:
+        raise CheckpointError(f"{path}: neither a byte-level BPE nor one with byte fallback; others are not known here")
     added = list(_added_tokens(path, content))
     specials = {token["content"]: token["id"] for token in added if token.get("special")}
     plain = {token["content"]: token["id"] for token in added if not token.get("special")}
     vocab = _ids(path, "model.vocab", model.get("vocab"))
     normal = {spelling: i for spelling, i in vocab.items() if spelling not in specials and spelling not in plain}
-    pieces = piece_table(path, normal, plain, specials)
+    if spelling is SENTENCEPIECE and not all(byte in vocab for byte in BYTES):
+        raise CheckpointError(f"{path}: a token for each byte is missing, so some text would be unknown")
+    pieces = piece_table(path, spelling, normal, plain, specials)
     backend = build_backend(
         path,
         # An added token keeps its id only when the model's vocabulary has it. Dropout is for training, and a
@@ -46,13 +57,19 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
     return backend, _vocabulary(folder, content, pieces, specials)
 
 
-def _is_byte_level(decoder: object) -> bool:
-    """Tell whether a decoder turns letters back into bytes, alone or as one step of several."""
-    if not isinstance(decoder, dict):
-        return False
-    if decoder.get("type") == "Sequence" and isinstance(decoder.get("decoders"), list):
-        return any(_is_byte_level(step) for step in decoder["decoders"])
-    return decoder.get("type") == "ByteLevel"
+def _spelling_of(decoder: object) -> Spelling | None:
+    """Return how the vocabulary spells bytes, as the decoder's steps tell; None when they do not."""
+    steps = set(_step_types(decoder))
+    if "ByteLevel" in steps:
+        return BYTE_LEVEL
+    return SENTENCEPIECE if "ByteFallback" in steps else None
+
+
+def _step_types(decoder: object) -> Iterator[object]:
+    if isinstance(decoder, dict):
+        yield decoder.get("type")
+        for step in _list(decoder.get("decoders")):
+            yield from _step_types(step)
 
 
 def _added_tokens(path: Path, content: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""What the two tokenizer readers have in common: the vocabulary, and the byte-level BPE they build."""
+"""What the two tokenizer readers have in common: the vocabulary, and the BPE they build."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from muser_wire.errors import CheckpointError
-from muser_wire.model.bytelevel import piece_bytes
+from muser_wire.model import bytelevel, sentencepieces
 
 # Four times the largest published vocabulary; a token id beyond it is damage.
 MAX_VOCABULARY = 1 << 20
@@ -33,10 +33,26 @@ class Vocabulary:
     chat_template: str | None
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """How a kind of vocabulary spells bytes: its normal entries, and those that are added as whole texts."""
+
+    normal: Callable[[str], bytes]
+    plain: Callable[[str], bytes]
+
+
+BYTE_LEVEL = Spelling(normal=bytelevel.piece_bytes, plain=str.encode)
+SENTENCEPIECE = Spelling(normal=sentencepieces.piece_bytes, plain=sentencepieces.piece_bytes)
+
+
 def piece_table(
-    path: Path, normal: Mapping[str, int], plain: Mapping[str, int], specials: Mapping[str, int]
+    path: Path,
+    spelling: Spelling,
+    normal: Mapping[str, int],
+    plain: Mapping[str, int],
+    specials: Mapping[str, int],
 ) -> tuple[bytes, ...]:
-    """Return the bytes of every id: byte-level entries, entries written as plain text, control tokens.
+    """Return the bytes of every id: normal entries, entries added as whole texts, control tokens.
 
     Ids that nothing maps to stand for no bytes.
 
@@ -44,11 +60,11 @@ def piece_table(
         CheckpointError: an id is out of range or has two spellings.
     """
     table: dict[int, bytes] = {}
-    for group, to_bytes in ((normal, piece_bytes), (plain, str.encode), (specials, lambda _: b"")):
-        for spelling, i in group.items():
+    for group, to_bytes in ((normal, spelling.normal), (plain, spelling.plain), (specials, lambda _: b"")):
+        for token, i in group.items():
             if not 0 <= i < MAX_VOCABULARY or i in table:
-                raise CheckpointError(f"{path}: token {spelling!r} has the id {i}, which is out of range or taken")
-            table[i] = to_bytes(spelling)
+                raise CheckpointError(f"{path}: token {token!r} has the id {i}, which is out of range or taken")
+            table[i] = to_bytes(token)
     return tuple(table.get(i, b"") for i in range(max(table, default=-1) + 1))
 
 

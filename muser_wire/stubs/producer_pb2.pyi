@@ -96,14 +96,16 @@ class OpenRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., handoff_id: _Optional[bytes] = ..., expected: _Optional[_Union[Identities, _Mapping]] = ..., incarnation: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., held_tokens: _Optional[int] = ..., window_policy: _Optional[_Union[WindowPolicy, str]] = ..., secret: _Optional[bytes] = ..., allow_unqualified: _Optional[bool] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("ticket", "schedule_digest", "predicted_chunk_ns")
+    __slots__ = ("ticket", "schedule_digest", "predicted_chunk_ns", "predicted_wait_ns")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_CHUNK_NS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     schedule_digest: bytes
     predicted_chunk_ns: int
-    def __init__(self, ticket: _Optional[bytes] = ..., schedule_digest: _Optional[bytes] = ..., predicted_chunk_ns: _Optional[int] = ...) -> None: ...
+    predicted_wait_ns: int
+    def __init__(self, ticket: _Optional[bytes] = ..., schedule_digest: _Optional[bytes] = ..., predicted_chunk_ns: _Optional[int] = ..., predicted_wait_ns: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")
@@ -180,3 +182,37 @@ class Abort(_message.Message):
     code: str
     message: str
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("protocol_version", "payload")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    payload: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ProbeResponse(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class OpenProbeRequest(_message.Message):
+    __slots__ = ("protocol_version", "nbytes")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    nbytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class OpenProbeResponse(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
+class ProbePiece(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...

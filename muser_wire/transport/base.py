@@ -24,8 +24,8 @@ class Service(Protocol):
     def describe(self, request: bytes) -> bytes:
         """Answer a describe request."""
 
-    def open(self, request: bytes) -> bytes:
-        """Answer an open request."""
+    def open(self, request: bytes, peer: str) -> bytes:
+        """Answer an open request of a paired node; `peer` is its fingerprint, empty within one machine."""
 
     def stream(self, request: bytes, call: StreamCall) -> Iterator[bytes]:
         """Yield the frames of a redeemed ticket. Closing the iterator, or `call`'s cancel, ends the work."""

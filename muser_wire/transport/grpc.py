@@ -1,4 +1,4 @@
-"""gRPC: the service `muser.v1.Producer` on a control port and a data port [5.1].
+"""gRPC: the service `muser.v1.Producer` on a control port and a data port [5.1]. Probes are answered here.
 
 Handlers and calls use identity serialisers, so payload bytes never pass a protobuf parser. grpc's
 own errors are mapped here and nowhere else.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NoReturn
@@ -19,10 +20,22 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from muser_wire.errors import HandoffRefused, LocalProtocolError, RemoteProtocolError, TransportError, WireError
 from muser_wire.framing import MAX_FRAME_NBYTES
 from muser_wire.messages import MAX_CONTROL_NBYTES
+from muser_wire.probe import ProbeResponder
 from muser_wire.transport.base import Service, StreamCall
+from muser_wire.transport.tls import (
+    PeerGate,
+    Security,
+    TlsMaterial,
+    calling_peer,
+    explain_failure,
+    secure_channel,
+    server_credentials,
+)
 
 SERVICE_NAME = "muser.v1.Producer"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Hosts that need no pairing: what is sent to them stays on this machine. Every other one is mutual TLS [9.1]."""
+
 CONTROL_THREADS = 4
 DATA_THREADS = 8
 """One thread a stream; the producer's own queue refuses long before."""
@@ -69,30 +82,36 @@ class PortTaken(WireError):
 
 
 class GrpcServer:
-    """Serves a `Service` on two ports of one host, and the standard health service on the control port."""
+    """Serves a `Service` on two ports of one host, and the standard health service on the control port.
 
-    def __init__(self, host: str, control_port: int, data_port: int) -> None:
+    With `security` the control port is mutual TLS; without, it is plain, and for this machine only.
+    """
+
+    def __init__(self, host: str, control_port: int, data_port: int, security: Security | None = None) -> None:
         """Bind both ports, before anything slow is loaded; 0 lets the system choose.
 
         Raises:
             LocalProtocolError: `host` is not a loopback address; other hosts need paired keys.
             PortTaken: a port is in use.
         """
-        if host not in LOOPBACK_HOSTS:
+        if host not in LOOPBACK_HOSTS and security is None:
             raise LocalProtocolError(
                 f"host {host} is not a loopback address; without paired keys the producer serves this machine only"
             )
         self._health = health.HealthServicer()
-        self._control = _server(CONTROL_THREADS)
+        self._security = security
+        self._control = _server(CONTROL_THREADS, None if security is None else [PeerGate(security)])
         self._data = _server(DATA_THREADS)
-        self.control_port = _bind(self._control, host, control_port)
+        credentials = None if security is None else server_credentials(security)
+        self.control_port = _bind(self._control, host, control_port, credentials)
         self.data_port = _bind(self._data, host, data_port)
 
     def start(self, service: Service) -> None:
         """Begin to answer; health says NOT_SERVING until `set_serving`."""
-        self._control.add_generic_rpc_handlers((_handlers(_control_methods(service)),))
+        probes = ProbeResponder(time.monotonic)
+        self._control.add_generic_rpc_handlers((_handlers(_control_methods(service, probes, self._security)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._control)
-        self._data.add_generic_rpc_handlers((_handlers(_data_methods(service)),))
+        self._data.add_generic_rpc_handlers((_handlers(_data_methods(service, probes)),))
         self.set_serving(False)
         self._control.start()
         self._data.start()
@@ -122,42 +141,84 @@ class _GrpcCall:
 
 
 class GrpcChannel:
-    """A consumer's connection to one producer on a loopback address."""
+    """A consumer's connection to one producer: plain on a loopback address, else mutual TLS by `security`."""
 
-    def __init__(self, host: str, control_port: int) -> None:
-        if host not in LOOPBACK_HOSTS:
+    def __init__(self, host: str, control_port: int, security: Security | None = None) -> None:
+        if host not in LOOPBACK_HOSTS and security is None:
             raise LocalProtocolError(f"host {host} is not a loopback address; other hosts need paired keys")
         self._host = host
-        self._control: Any = grpc.insecure_channel(_address(host, control_port), options=_CONTROL_OPTIONS)
-        self._describe: Any = self._control.unary_unary(_method("Describe"))
-        self._open: Any = self._control.unary_unary(_method("Open"))
+        self._control_port = control_port
+        self._security = security
+        self._control_lock = threading.Lock()
+        self._material: TlsMaterial | None = None
+        self._control: Any = None
         self._data_lock = threading.Lock()
         self._data: tuple[int, Any] | None = None
         self._is_closed = False
 
     def describe(self, request: bytes, timeout_s: float) -> bytes:
         """See `Channel`."""
-        return _unary(self._describe, request, timeout_s)
+        return self._ask("Describe", request, timeout_s)
 
     def open(self, request: bytes, timeout_s: float) -> bytes:
         """See `Channel`."""
-        return _unary(self._open, request, timeout_s)
+        return self._ask("Open", request, timeout_s)
 
     def stream(self, request: bytes, data_port: int) -> GrpcStream:
         """See `Channel`."""
-        try:
-            return GrpcStream(self._data_channel(data_port).unary_stream(_method("Stream"))(request))
-        except ValueError as error:
-            raise _closed() from error
+        return self._stream("Stream", request, data_port)
+
+    def probe(self, request: bytes, timeout_s: float) -> bytes:
+        """Ask for an echo [8.1]."""
+        return self._ask("Probe", request, timeout_s)
+
+    def open_probe(self, request: bytes, timeout_s: float) -> bytes:
+        """Ask for a stream of bytes that mean nothing [8.2]."""
+        return self._ask("OpenProbe", request, timeout_s)
+
+    def stream_probe(self, request: bytes, data_port: int) -> GrpcStream:
+        """Redeem the ticket of such a stream [8.3]."""
+        return self._stream("StreamProbe", request, data_port)
 
     def close(self) -> None:
         """See `Channel`."""
-        self._control.close()
-        with self._data_lock:
+        with self._control_lock, self._data_lock:
             self._is_closed = True
+            if self._control is not None:
+                self._control.close()
             if self._data is not None:
                 self._data[1].close()
                 self._data = None
+
+    def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        call = self._control_channel().unary_unary(_method(method))
+        try:
+            return bytes(call(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            if self._material is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
+                explain_failure(self._host, self._control_port, self._material)
+            _raise_mapped(error)
+        except ValueError as error:
+            raise _closed() from error
+
+    def _control_channel(self) -> Any:
+        """Return the channel to the control port, made anew when this node's keys or its peer's have changed."""
+        material = None if self._security is None else self._security.material()
+        with self._control_lock:
+            if self._is_closed:
+                raise _closed()
+            if self._control is None or material != self._material:
+                if self._control is not None:
+                    self._control.close()
+                self._material = material
+                self._control = _open_channel(_address(self._host, self._control_port), material)
+            return self._control
+
+    def _stream(self, method: str, request: bytes, data_port: int) -> GrpcStream:
+        try:
+            return GrpcStream(self._data_channel(data_port).unary_stream(_method(method))(request))
+        except ValueError as error:
+            raise _closed() from error
 
     def _data_channel(self, port: int) -> Any:
         """Return the channel to the data port, made anew when a restarted producer names another."""
@@ -197,12 +258,20 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _server(threads: int) -> grpc.Server:
-    return grpc.server(futures.ThreadPoolExecutor(threads), options=_SERVER_OPTIONS)
+def _open_channel(address: str, material: TlsMaterial | None) -> Any:
+    if material is None:
+        return grpc.insecure_channel(address, options=_CONTROL_OPTIONS)
+    return secure_channel(address, material, _CONTROL_OPTIONS)
 
 
-def _bind(server: grpc.Server, host: str, port: int) -> int:
+def _server(threads: int, interceptors: list[grpc.ServerInterceptor] | None = None) -> grpc.Server:
+    return grpc.server(futures.ThreadPoolExecutor(threads), interceptors=interceptors, options=_SERVER_OPTIONS)
+
+
+def _bind(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
+        if credentials is not None:
+            return int(server.add_secure_port(_address(host, port), credentials))
         return int(server.add_insecure_port(_address(host, port)))
     except RuntimeError as error:
         raise PortTaken(
@@ -215,7 +284,7 @@ def _handlers(methods: dict[str, Any]) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
 
-def _control_methods(service: Service) -> dict[str, Any]:
+def _control_methods(service: Service, probes: ProbeResponder, security: Security | None) -> dict[str, Any]:
     def guarded(method: Callable[[bytes], bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
             try:
@@ -225,21 +294,33 @@ def _control_methods(service: Service) -> dict[str, Any]:
 
         return handle
 
+    def open_for_peer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        # The gate has let the peer in; its name goes with the ticket [9.6]. On plain loopback there is none.
+        peer = "" if security is None else calling_peer(security, context)
+        return guarded(lambda raw: service.open(raw, peer))(request, context)
+
     return {
         "Describe": grpc.unary_unary_rpc_method_handler(guarded(service.describe)),
-        "Open": grpc.unary_unary_rpc_method_handler(guarded(service.open)),
+        "Open": grpc.unary_unary_rpc_method_handler(open_for_peer),
+        "Probe": grpc.unary_unary_rpc_method_handler(guarded(probes.echo)),
+        "OpenProbe": grpc.unary_unary_rpc_method_handler(guarded(probes.open)),
     }
 
 
-def _data_methods(service: Service) -> dict[str, Any]:
-    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        call: StreamCall = _GrpcCall(context)
-        try:
-            yield from service.stream(request, call)
-        except WireError as error:
-            _refuse(error, context)
+def _data_methods(service: Service, probes: ProbeResponder) -> dict[str, Any]:
+    def guarded(method: Callable[[bytes, StreamCall], Iterator[bytes]]) -> Any:
+        def handle(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                yield from method(request, _GrpcCall(context))
+            except WireError as error:
+                _refuse(error, context)
 
-    return {"Stream": grpc.unary_stream_rpc_method_handler(stream)}
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+    return {
+        "Stream": guarded(service.stream),
+        "StreamProbe": guarded(lambda request, call: probes.stream(request)),
+    }
 
 
 def _refuse(error: WireError, context: grpc.ServicerContext) -> bytes:
@@ -250,15 +331,6 @@ def _refuse(error: WireError, context: grpc.ServicerContext) -> bytes:
     return b""  # never reached: abort raises
 
 
-def _unary(call: Any, request: bytes, timeout_s: float) -> bytes:
-    try:
-        return bytes(call(request, timeout=timeout_s))
-    except grpc.RpcError as error:
-        _raise_mapped(error)
-    except ValueError as error:
-        raise _closed() from error
-
-
 def _closed() -> TransportError:
     """Return our error for the ValueError that grpc raises for a call on a closed channel."""
     return TransportError("the channel is closed")
@@ -267,6 +339,8 @@ def _closed() -> TransportError:
 def _raise_mapped(error: grpc.RpcError) -> NoReturn:
     """Raise our error for grpc's: the peer's refusal, or a broken connection."""
     status, details = error.code(), error.details() or "no details"
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        raise HandoffRefused("unpaired", details) from error
     if status is grpc.StatusCode.INVALID_ARGUMENT:
         raise HandoffRefused("invalid_request", details) from error
     raise TransportError(f"{status.name.lower()}: {details}") from error

@@ -77,7 +77,7 @@ class MemoryChannel:
     def open(self, request: bytes, timeout_s: float) -> bytes:
         """See `Channel`; the timeout is not watched, as nothing here waits."""
         self._check_open()
-        return self._service.open(request)
+        return self._service.open(request, "")
 
     def stream(self, request: bytes, data_port: int) -> MemoryStream:
         """See `Channel`; the port is not used."""

@@ -74,10 +74,9 @@ def test_the_skipped_share_counts_the_last_layer_after_its_keys() -> None:
     assert prefill.skipped(spec) == 2176 / (2 * 2688)
 
 
-def test_a_model_that_peers_cannot_build_is_refused() -> None:
-    spec = ModelSpec(layers=(LayerSpec(None, ROPE), LayerSpec(8, ROPE)), **SIZES)
-    with pytest.raises(BenchError, match="plain llama"):
-        prefill.transformers_config(spec)
+def test_a_peer_that_kept_a_window_is_compared_over_it(tmp_path: Path) -> None:
+    short = [FakePeer(prefill.OURS, planes=PLANES), FakePeer(prefill.TRANSFORMERS, planes=PLANES[:, -3:])]
+    assert prefill.check(short, [1, 2], tmp_path) == {"planes_relative_rms": 0.0}
 
 
 def test_ratios_say_how_many_times_as_fast_we_are() -> None:
@@ -86,4 +85,4 @@ def test_ratios_say_how_many_times_as_fast_we_are() -> None:
 
 def test_a_failure_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert prefill.main(["--model", str(tmp_path / "none.gguf")]) == 1
-    assert "none.gguf does not exist" in capsys.readouterr().err
+    assert "none.gguf is neither a path that exists" in capsys.readouterr().err

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bench.driver import BenchError
-from bench.weights import export_arrays, reencode
-from muser_wire.model.checkpoint import open_checkpoint
+from bench.weights import reencode
 from muser_wire.model.gguf import open_gguf
 
 MATRIX = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
@@ -49,11 +48,3 @@ def test_an_unusual_alignment_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "source.gguf", alignment=64)
     with pytest.raises(BenchError, match="alignment"):
         reencode(tmp_path / "source.gguf", tmp_path / "target.gguf", "Q8_0")
-
-
-def test_every_tensor_is_exported_by_its_name(tiny_llama: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(tiny_llama)
-    export_arrays(checkpoint, tmp_path / "arrays")
-    assert {path.stem for path in (tmp_path / "arrays").iterdir()} == set(checkpoint.names())
-    for name in ("embed.weight", "layers.2.attn.q.weight"):
-        assert np.array_equal(np.load(tmp_path / "arrays" / f"{name}.npy"), checkpoint.weight(name).f32())

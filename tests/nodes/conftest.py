@@ -93,8 +93,8 @@ class FaultyService:
     def describe(self, request: bytes) -> bytes:
         return self.inner.describe(request)
 
-    def open(self, request: bytes) -> bytes:
-        return self.inner.open(request)
+    def open(self, request: bytes, peer: str) -> bytes:
+        return self.inner.open(request, peer)
 
     def stream(self, request: bytes, call: StreamCall) -> Iterator[bytes]:
         frames = self.inner.stream(request, call)
@@ -133,6 +133,10 @@ class Pair:
         self.service.fault = fault
         events: queue.Queue[Event] = queue.Queue()
         self.node.submit(GenerationRequest("test", prompt, tokens), events.put)
+        return collect(events)
+
+    def collect(self, events: queue.Queue[Event]) -> Answer:
+        """Read one generation's events to its end."""
         return collect(events)
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import queue
+import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -160,6 +164,26 @@ def test_another_producer_is_refused_by_name_with_both_values(
     assert named in answer.report.reason
 
 
+def test_another_tokenizer_is_refused_by_name_with_both_values(
+    tmp_path: Path, tiny_llama: Path, started: Any, local_answer: Any
+) -> None:
+    new_pair, new_producer = started
+    other = tmp_path / "other"
+    shutil.copytree(tiny_llama, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    pair = new_pair(tiny_llama, new_producer(other))
+    assert pair.client.status.state is ProducerState.REFUSED
+    assert re.search(
+        r"tokenizer_digest differs: [0-9a-f]{16} here, [0-9a-f]{16} at the peer", pair.client.status.reason
+    )
+    answer = pair.ask()
+    assert answer.tokens == local_answer.tokens
+    assert answer.report.route is Route.LOCAL
+
+
 def test_the_producer_refuses_identities_that_differ_too(tiny_llama: Path, started: Any) -> None:
     new_pair, new_producer = started
     pair = new_pair(tiny_llama, new_producer(tiny_llama))
@@ -198,3 +222,16 @@ def test_a_cancel_stops_the_producer_and_frees_its_place(pair: Any, local_answer
     assert not pair.producer.scheduler._pending
     for _ in range(3):
         assert pair.ask().report.route is Route.REMOTE
+
+
+def test_requests_that_arrive_together_wait_their_turn_and_blame_nobody(pair: Any) -> None:
+    from muser_decode.engine.request import GenerationRequest
+
+    prompts = [tuple(5 + (index * 37 + shift) % 200 for index in range(1200)) for shift in range(4)]
+    alone = [pair.ask(prompt, tokens=2).tokens for prompt in prompts]
+    events: list[queue.Queue[Any]] = [queue.Queue() for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        pair.node.submit(GenerationRequest(f"together-{number}", prompt, 2), events[number].put)
+    answers = [pair.collect(each) for each in events]
+    assert [answer.tokens for answer in answers] == alone
+    assert [answer.report.route for answer in answers] == [Route.REMOTE] * len(prompts)

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from muser_decode.serve import bind
 from muser_wire.cli.nodes import Pair, PairOptions, running_pair
 from muser_wire.model.tiny import write_tiny_llama
+from muser_wire.transport.grpc import PortTaken
 
 START_S = 90.0
 ANSWER_S = 60.0
@@ -83,21 +86,42 @@ def test_a_chat_is_prefilled_remotely_and_the_same_when_the_producer_is_killed(n
     assert nodes.decode.stop() == 0
 
 
-def test_a_producer_killed_in_the_middle_of_a_prefill_costs_no_answer(nodes: Pair) -> None:
-    port = nodes.decode.ports["port"]
-    answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(chat(port, repeat=20)))
-    asking.start()
-    # Wherever in the handoff the kill falls, the answer must be the same; the log tells which it was.
-    time.sleep(0.01)
-    nodes.prefill.kill()
-    asking.join(ANSWER_S)
-    status, headers, answer = answers[0]
-    assert status == 200
-    assert headers["x-muser-route"] in {"remote", "local", "salvaged"}
-    _, headers, alone = chat(port, repeat=20)
-    assert headers["x-muser-route"] == "local"
-    assert text_of(answer) == text_of(alone)
+class SmallGrid(Pair):
+    """A pair on a grid of 128 tokens, whose producer sends slowly, so that a kill falls between two chunks."""
+
+    def _prefill_command(self) -> list[str]:
+        return [*super()._prefill_command(), "--chunk-tokens", "128", "--max-rate", "400k"]
+
+    def _decode_command(self) -> list[str]:
+        return [*super()._decode_command(), "--chunk-tokens", "128"]
+
+
+def test_a_producer_killed_in_the_middle_of_a_prefill_costs_no_answer(
+    tiny_llama: Path, tmp_path: Path, home: Path
+) -> None:
+    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1)
+    pair = SmallGrid(options, piped=False)
+    try:
+        pair.start(lambda node: None)
+        port = pair.decode.ports["port"]
+        answers: list[Any] = []
+        asking = threading.Thread(target=lambda: answers.append(chat(port, repeat=19)))
+        asking.start()
+        # About 1,600 tokens of 768 bytes at 400 kB/s take 3 s, a chunk a quarter of one.
+        time.sleep(1.5)
+        pair.prefill.kill()
+        asking.join(ANSWER_S)
+        status, headers, answer = answers[0]
+        assert (status, headers["x-muser-route"]) == (200, "salvaged")
+        account = answer["muser"]
+        assert account["remote_tokens"] > 0
+        assert account["remote_tokens"] % 128 == 0
+        assert account["local_tokens"] > 0
+        _, headers, alone = chat(port, repeat=19)
+        assert headers["x-muser-route"] == "local"
+        assert text_of(answer) == text_of(alone)
+    finally:
+        pair.stop()
 
 
 def test_a_frozen_producer_is_noticed_within_its_bound(nodes: Pair) -> None:
@@ -120,7 +144,7 @@ def test_a_producer_that_comes_back_is_used_again(nodes: Pair, tiny_llama: Path,
     nodes.prefill.kill()
     assert chat(port)[1]["x-muser-route"] == "local"
     ready = tmp_path / "again.json"
-    flags = ["--model", str(tiny_llama), "--dtype", "f32", "--threads", "1", "--ready-file", str(ready)]
+    flags = ["--model", str(tiny_llama), "--dtype", "f32", "--kv", "f16", "--threads", "1", "--ready-file", str(ready)]
     again = subprocess.Popen(
         [sys.executable, "-m", "muser_prefill", "serve", "--control-port", str(control), "--data-port", "0", *flags],
         stderr=subprocess.DEVNULL,
@@ -155,6 +179,24 @@ def test_a_client_that_leaves_frees_both_nodes(nodes: Pair) -> None:
             leaving.sendall(head.encode() + body)
             time.sleep(0.05)
     assert chat(port)[1]["x-muser-route"] == "remote"
+
+
+def test_two_nodes_cannot_have_one_port(tiny_llama: Path, home: Path) -> None:
+    holder = bind("127.0.0.1", 0)
+    port = holder.getsockname()[1]
+    with pytest.raises(PortTaken, match=f"port {port} .*muser-decode"):
+        bind("127.0.0.1", port)
+    holder.close()
+
+
+@pytest.mark.parametrize("name", ["foo", "cuda"])
+def test_a_device_that_is_not_there_is_named(name: str, tiny_llama: Path, home: Path) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        name = "cuda:99"
+    done = run_node("muser_prefill", "--model", str(tiny_llama), "--device", name, "--control-port=0", "--data-port=0")
+    assert done.returncode == 2
+    assert f"--device {name} cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("module", ["muser_prefill", "muser_decode"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -41,6 +42,42 @@ def test_a_frame_is_a_protobuf_message_with_aes_gcm_inside() -> None:
     assert (header.kind, header.position) == (pb.FRAME_KIND_SEGMENT, 1)
     nonce = (1).to_bytes(12, "big")
     assert AESGCM(KEY).decrypt(nonce, message.body, HANDOFF + message.header) == b"second"
+
+
+def test_a_payload_is_not_copied_beside_sealing_and_opening() -> None:
+    """Memory of a payload's size is neither taken to write a frame, once its buffers exist, nor to open one."""
+    writer, reader = pair()
+    payload, out = bytes(1 << 20), memoryview(bytearray(1 << 20))
+    for _ in range(8):
+        reader.open(reader.parse(writer.write(FrameKind.SEGMENT, payload)), out)
+    tracemalloc.start()
+    try:
+        for _ in range(8):
+            reader.open(reader.parse(writer.write(FrameKind.SEGMENT, payload)), out)
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 64 << 10
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (5, 0, 7), (1, 15, 16, 17), (1 << 19, 1 << 19)])
+def test_a_payload_in_parts_gives_the_frame_of_the_whole(sizes: tuple[int, ...]) -> None:
+    parts = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
+    whole, joined = (FrameWriter(KEY, HANDOFF) for _ in range(2))
+    assert joined.write(FrameKind.SEGMENT, *parts) == whole.write(FrameKind.SEGMENT, b"".join(parts))
+    assert joined.transcript_digest() == whole.transcript_digest()
+
+
+def test_a_frame_that_somebody_holds_is_never_written_again() -> None:
+    writer, reader = pair()
+    payloads = [bytes([index]) * 1000 for index in range(20)]
+    frames = [writer.write(FrameKind.SEGMENT, payload) for payload in payloads]
+    opened = []
+    for raw in frames:
+        out = bytearray(1000)
+        reader.open(reader.parse(raw), memoryview(out))
+        opened.append(bytes(out))
+    assert opened == payloads
 
 
 def test_both_sides_reach_the_same_transcript() -> None:

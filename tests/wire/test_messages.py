@@ -36,7 +36,7 @@ REQUEST = m.HandoffRequest(
     secret=b"s" * 32,
     allow_unqualified=False,
 )
-ACCEPTANCE = m.Acceptance(b"t" * 32, Digest(b"d" * 32), 1_000_000)
+ACCEPTANCE = m.Acceptance(b"t" * 32, Digest(b"d" * 32), 1_000_000, 0)
 BEGIN = m.Begin(b"h" * 16, IDENTITIES, b"i" * 16, Digest(b"d" * 32), 3, 4096)
 SEAL = m.Seal(Digest(b"d" * 32), 3, 4096, 0, b"g" * 64)
 

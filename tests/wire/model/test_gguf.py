@@ -184,3 +184,36 @@ def test_damage_gives_no_other_error(tiny_gguf: bytes, tmp_path: Path, data: st.
     for reader in (open_checkpoint, load_tokenizer):
         with contextlib.suppress(CheckpointError):
             reader(path)
+
+
+def nvfp4_file(*scales: tuple[str, tuple[int, ...], float]) -> bytes:
+    """Two NVFP4 matrices [1, 64], each with every code 1 (0.5) and block scales 1, and F32 tensors beside them."""
+    block = bytes([0x38] * 4 + [0x11] * 32)
+    entries = [entry("a.weight", (64, 1), 40, 0), entry("b.weight", (64, 1), 40, 64)]
+    data = block.ljust(64, b"\0") * 2
+    for name, shape, value in scales:
+        entries.append(entry(name, shape, 0, len(data)))
+        data += np.full(shape, value, "<f4").tobytes().ljust(32, b"\0")
+    return file_of([], entries, data)
+
+
+def test_nvfp4_is_multiplied_by_its_scale(write: Callable[[bytes], Path]) -> None:
+    both = nvfp4_file(("a.scale", (1,), 3.0), ("b.scale", (1,), 0.25))
+    tensors = open_gguf(write(both)).tensors
+    assert set(tensors) == {"a.weight", "b.weight"}
+    assert tensors["a.weight"].f32(0, 1).tolist() == [[1.5] * 64]
+    assert tensors["b.weight"].f32(0, 1).tolist() == [[0.125] * 64]
+    assert (tensors["a.weight"].tensor_scale, tensors["a.weight"].encoding) == (3.0, "NVFP4")
+
+
+def test_nvfp4_made_without_scales_has_none(write: Callable[[bytes], Path]) -> None:
+    tensors = open_gguf(write(nvfp4_file())).tensors
+    assert tensors["a.weight"].f32(0, 1).tolist() == [[0.5] * 64]
+    assert tensors["a.weight"].tensor_scale is None
+
+
+def test_one_missing_scale_of_nvfp4_is_named(write: Callable[[bytes], Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"tensor b\.weight is quantised, and its b\.scale is missing"):
+        open_gguf(write(nvfp4_file(("a.scale", (1,), 3.0))))
+    with pytest.raises(CheckpointError, match=r"a\.scale has shape \[2\]; expected one number"):
+        open_gguf(write(nvfp4_file(("a.scale", (2,), 3.0), ("b.scale", (1,), 1.0))))

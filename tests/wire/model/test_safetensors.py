@@ -63,7 +63,7 @@ BAD = {
     "many dimensions": (file_of({"a": entry(shape=[1] * 9)}, bytes(4)), "9 dimensions"),
     "one offset": (file_of({"a": entry(offsets=[0])}, bytes(8)), "malformed shape or data_offsets"),
     "float offset": (file_of({"a": entry(offsets=[0, 8.0])}, bytes(8)), "malformed shape or data_offsets"),
-    "dtype": (file_of({"a": entry("F8_E4M3", (8,))}, bytes(8)), "tensor a is stored as F8_E4M3"),
+    "dtype": (file_of({"a": entry("F7", (8,))}, bytes(8)), "tensor a is stored as F7"),
     "size": (file_of({"a": entry(shape=[3])}, bytes(8)), r"tensor a F32 \[3\] takes 12 bytes, its data_offsets give 8"),
     "backwards": (file_of({"a": entry(offsets=(8, 0))}, bytes(8)), "takes 8 bytes, its data_offsets give -8"),
     "data cut": (file_of({"a": entry()}, bytes(7)), "tensor a needs bytes .* cut short"),

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from muser_wire.model.checkpoint import open_checkpoint
-from muser_wire.model.tiny import SPECIALS, safetensors_bytes, write_tiny_llama
+from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
+from muser_wire.model.tiny import SPECIALS, safetensors_bytes, write_tiny, write_tiny_llama
+from muser_wire.model.tiny_families import TINY_FAMILIES
 from muser_wire.model.tokenizer import load_tokenizer
+
+Logits = Callable[[Checkpoint, Sequence[int]], np.ndarray]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -85,52 +89,61 @@ def test_the_tokenizer_has_its_control_tokens_first_and_a_template(tiny_llama: P
     assert json.loads((tiny_llama / "config.json").read_text())["eos_token_id"] == 2
 
 
-def greedy(folder: Path, prompt: list[int], count: int) -> tuple[list[int], float]:
-    """Greedy ids after `prompt`, and the spread of the first logits, from the definition in float64."""
-    checkpoint = open_checkpoint(folder)
-    spec = checkpoint.spec
-    weights = {name: checkpoint.weight(name).f32().astype(np.float64) for name in checkpoint.names()}
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + spec.norm_eps) * weights[name]
-
-    def rotate(x: np.ndarray) -> np.ndarray:
-        half = spec.head_dim // 2
-        angles = np.arange(len(x))[:, None] * spec.layers[0].rope.theta ** (-np.arange(half) / half)
-        turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None]
-        return np.concatenate((turned.real, turned.imag), -1)
-
-    def logits(ids: list[int]) -> np.ndarray:
-        x = weights["embed.weight"][ids]
-        count = len(ids)
-        for i in range(len(spec.layers)):
-            layer = f"layers.{i}"
-            h = norm(x, f"{layer}.attn_norm.weight")
-            q, k, v = (
-                (h @ weights[f"{layer}.attn.{part}.weight"].T).reshape(count, -1, spec.head_dim) for part in "qkv"
-            )
-            q, k = rotate(q), rotate(k)
-            k, v = (np.repeat(part, spec.heads // spec.kv_heads, 1) for part in (k, v))
-            scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(spec.head_dim)
-            scores = np.where(np.tri(count, dtype=bool), scores, -np.inf)
-            scores = np.exp(scores - scores.max(-1, keepdims=True))
-            mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), v).reshape(count, -1)
-            x = x + mixed @ weights[f"{layer}.attn.o.weight"].T
-            h = norm(x, f"{layer}.mlp_norm.weight")
-            gate = h @ weights[f"{layer}.mlp.gate.weight"].T
-            up = h @ weights[f"{layer}.mlp.up.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down.weight"].T
-        return norm(x[-1], "final_norm.weight") @ weights["head.weight"].T
-
-    spread = float(logits(prompt).std())
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(int(np.argmax(logits(ids))))
-    return ids[len(prompt) :], spread
+LAYERS = {"llama": 9, "llama3": 9, "mistral": 9, "qwen3": 11, "gemma3": 13, "muse_glimmer": 12}
+# Logits of layers=6 at five places and the best token at four, as transformers gives them in float32.
+PROMPT = [(7 * i * i + 3 * i + 11) % 500 + 12 for i in range(150)]
+PLACES = ((149, 100), (149, 300), (100, 200), (64, 20), (70, 500))
+GOLDEN = {
+    "llama": ([1.1315, -0.5036, -0.2804, 0.5462, 1.1319], [35, 167, 256, 330]),
+    "llama3": ([1.128, 0.6379, -0.082, 0.0503, -0.1792], [35, 83, 351, 83]),
+    "mistral": ([-0.3438, -1.4469, -0.4728, -0.7135, 0.9168], [35, 167, 392, 230]),
+    "qwen3": ([0.9366, 0.2159, -0.0278, 2.8491, -0.421], [41, 144, 155, 44]),
+    "gemma3": ([0.0563, 0.1319, 0.0203, 0.2364, 0.3228], [464, 308, 48, 74]),
+    "muse_glimmer": ([-0.3004, 1.0584, 0.8332, 0.2483, -1.1331], [41, 306, 346, 359]),
+}
 
 
-def test_logits_have_unit_scale_and_greedy_text_wanders(tiny_llama: Path) -> None:
-    tokens, spread = greedy(tiny_llama, [7, 91, 300, 12, 45], 40)
-    assert 0.7 < spread < 1.5
-    assert len(set(tokens)) >= 20
-    assert not set(tokens) & {0, 1, 2}
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("layers", [6, 7, 8])
+def test_every_family_and_layer_count_opens(tmp_path: Path, family: str, layers: int) -> None:
+    write_tiny(family, tmp_path, layers=layers)
+    checkpoint = open_checkpoint(tmp_path)
+    heads = 0 if checkpoint.spec.tied_embeddings else 1
+    assert len(checkpoint.names()) == layers * LAYERS[family] + 2 + heads
+    assert checkpoint.asides == {}
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_reference_reads_the_same_model(tmp_path: Path, family: str, logits: Logits) -> None:
+    write_tiny(family, tmp_path)
+    found = logits(open_checkpoint(tmp_path), PROMPT)
+    values, best = GOLDEN[family]
+    np.testing.assert_allclose([found[place] for place in PLACES], values, atol=3e-4)
+    assert [int(found[i].argmax()) for i in (0, 63, 64, 149)] == best
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_logits_have_unit_scale_and_greedy_text_wanders(tmp_path: Path, family: str, logits: Logits) -> None:
+    write_tiny(family, tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    ids = [7, 91, 300, 12, 45]
+    assert 0.7 < logits(checkpoint, ids).std() < 1.5
+    for _ in range(40):
+        ids.append(int(logits(checkpoint, ids)[-1].argmax()))
+    assert len(set(ids[5:])) >= 12
+    assert not set(ids[5:]) & set(range(len(TINY_FAMILIES[family].specials)))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_tokenizer_of_each_family_stops_where_its_template_ends_a_turn(tmp_path: Path, family: str) -> None:
+    write_tiny(family, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tiny = TINY_FAMILIES[family]
+    assert tokenizer.eos_ids == {tiny.specials.index(end) for end in tiny.ends}
+    assert tokenizer.bos_id == tiny.specials.index(tiny.bos)
+    assert tiny.ends[-1] in (tokenizer.chat_template or "")
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="family mamba is not one of llama, "):
+        write_tiny("mamba", tmp_path)

@@ -242,8 +242,16 @@ def test_ends_are_collected_from_every_file(changed: Callable[..., Path]) -> Non
 
 
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
-    "model": ("tokenizer.json", lambda v: v["model"].update(type="Unigram"), "not a byte-level BPE"),
-    "decoder": ("tokenizer.json", lambda v: v.update(decoder={"type": "Metaspace"}), "not a byte-level BPE"),
+    "model": (
+        "tokenizer.json",
+        lambda v: v["model"].update(type="Unigram"),
+        "neither a byte-level BPE nor one with byte fallback",
+    ),
+    "decoder": (
+        "tokenizer.json",
+        lambda v: v.update(decoder={"type": "Metaspace"}),
+        "neither a byte-level BPE nor one with byte fallback",
+    ),
     "vocab": ("tokenizer.json", lambda v: v["model"].update(vocab=[1]), "model.vocab is missing"),
     "merges": ("tokenizer.json", lambda v: v["model"].update(merges=[["a", "\u00e9\u00e9"]]), "cannot be built"),
     "same id": ("tokenizer.json", lambda v: v["model"]["vocab"].update({"qq": 300}), "has the id 300"),
@@ -322,9 +330,10 @@ def test_a_control_token_that_reads_like_a_word_is_ordinary_text(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"pre": "qwen2"}, r"tokenizer\.ggml\.pre is 'qwen2', which is not known here \(known: gpt-2, smollm"),
+        ({"pre": "muse"}, r"tokenizer\.ggml\.pre is 'muse', which is not known here \(known: gpt-2, smollm.*beside"),
         ({"pre": None}, r"tokenizer\.ggml\.pre is missing"),
-        ({"model": "llama"}, r"tokenizer\.ggml\.model is 'llama', which is not known here \(known: gpt2\)"),
+        ({"model": "t5"}, r"tokenizer\.ggml\.model is 't5', which is not known here \(known: gpt2, llama\)"),
+        ({"model": "llama"}, r"has 0 byte tokens; expected one for each byte"),
         ({"types": [1] * 260}, "does not give a type for each of 261 tokens"),
         ({"types": [1] * 260 + [9]}, "gives token 260 the unknown type 9"),
         ({"types": [1] * 260 + [6]}, "byte tokens"),

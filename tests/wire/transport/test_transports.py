@@ -30,7 +30,7 @@ class Echo:
     def describe(self, request: bytes) -> bytes:
         return b"described " + request
 
-    def open(self, request: bytes) -> bytes:
+    def open(self, request: bytes, peer: str) -> bytes:
         if request == b"bad":
             raise RemoteProtocolError("field x is absent")
         return request

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from muser_wire.errors import CheckpointError
 from muser_wire.model.container import Container, ContainerKind, StoredTensor
 from muser_wire.model.families import llama
 from muser_wire.model.fields import Fields
-from muser_wire.model.spec import LayerSpec, RopeSpec
+from muser_wire.model.spec import LayerSpec, LinearScaling, Llama3Scaling, RopeSpec
 
 CONFIG = {
     "model_type": "llama",
@@ -25,6 +26,13 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 100000,
     "tie_word_embeddings": True,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
 METADATA = {
     "general.architecture": "llama",
@@ -100,12 +108,14 @@ def test_theta_in_rope_parameters() -> None:
         ({"attention_bias": True}, "attention_bias is True: biases"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"sliding_window": 4096}, "sliding_window is 4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.rope_type is 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type is 'linear'"),
+        ({"sliding_window": 4096}, "sliding_window is 4096"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling.low_freq_factor is 4.0, not below"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type is 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}}, "rope_scaling holds x"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type is 'yarn'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters holds partial_rotary_factor"),
         ({"rope_parameters": [1]}, "rope_parameters is"),
@@ -134,7 +144,8 @@ def test_a_config_that_cannot_be_served_names_its_field(changes: dict[str, Any],
     [
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is 'yarn'"),
         ({"llama.rope.scaling.factor": 2.0}, "llama.rope.scaling.factor is 2.0"),
-        ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
+        ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.factor is missing"),
+        ({"llama.attention.sliding_window": 0}, "llama.attention.sliding_window is 0"),
         ({"llama.attention.head_count": [9, 9]}, r"llama.attention.head_count is \[9, 9\]"),
         ({"llama.expert_count": 8}, "llama.expert_count is 8"),
         ({"llama.logit_scale": 0.5}, "llama.logit_scale is 0.5"),
@@ -155,10 +166,68 @@ def test_a_scaling_type_of_none_changes_nothing() -> None:
 
 def test_the_two_containers_list_the_same_tensors() -> None:
     spec = llama.spec(folder(tie_word_embeddings=False))
-    gguf, safetensors = (llama.entries(spec, kind) for kind in ContainerKind)
+    gguf, safetensors = (llama.entries(spec, container) for container in (file(), folder()))
     assert [(entry.name, entry.shape) for entry in gguf] == [(entry.name, entry.shape) for entry in safetensors]
     assert len(gguf) == 3 + 2 * 9
     assert {entry.name: entry.interleaved_heads for entry in gguf if entry.interleaved_heads} == {
         f"layers.{i}.attn.{part}.weight": heads for i in range(2) for part, heads in (("q", 9), ("k", 3))
     }
     assert not any(entry.interleaved_heads for entry in safetensors)
+    assert not any(entry.centred for entry in gguf + safetensors)
+
+
+def test_positions_stretched_evenly() -> None:
+    spec = llama.spec(folder(rope_scaling={"type": "linear", "factor": 2.0}))
+    assert spec.layers[0].rope == RopeSpec(100000.0, 64, LinearScaling(2.0))
+    assert spec == llama.spec(file({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}))
+
+
+def divisors(factor: float = 8.0, original: int = 8192, low: float = 1.0, high: float = 4.0) -> np.ndarray:
+    """The divisors of Llama 3 as a converter writes them, from the wavelengths, for 32 pairs and a base of 1e5."""
+    found = []
+    for i in range(32):
+        wavelength = 2 * np.pi * 100000.0 ** (i / 32)
+        if wavelength < original / high:
+            found.append(1.0)
+        elif wavelength > original / low:
+            found.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, "<f4")
+
+
+def stretched_file(values: np.ndarray, **changes: Any) -> Container:
+    container = file(changes)
+    stored = StoredTensor("rope_freqs.weight", container.path, values.shape, "F32", values.view(np.uint8))
+    return replace(container, tensors={stored.name: stored})
+
+
+def test_llama_3_s_stretching_is_the_same_from_numbers_and_from_divisors() -> None:
+    spec = llama.spec(folder(rope_scaling=LLAMA3, tie_word_embeddings=True))
+    rope = spec.layers[1].rope
+    assert rope == RopeSpec(100000.0, 64, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert spec == llama.spec(stretched_file(divisors()))
+    plain = 100000.0 ** (-np.arange(32) / 32)
+    np.testing.assert_allclose(rope.inverse_frequencies(), plain / divisors(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [divisors(original=4096), divisors()[:16], divisors(low=2.0), -divisors()])
+def test_other_divisors_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        llama.spec(stretched_file(wrong))
+
+
+def test_a_mistral_config_slides_unless_it_says_null() -> None:
+    assert llama.spec(folder(model_type="mistral", sliding_window=64)).layers[1].window == 64
+    assert llama.spec(folder(model_type="mistral")).layers[1].window == 4096
+    assert llama.spec(folder(model_type="mistral", sliding_window=None)).layers[1].window is None
+    slides = llama.spec(file({"llama.attention.sliding_window": 64}))
+    assert slides == llama.spec(folder(model_type="mistral", sliding_window=64))
+
+
+def test_neutral_values_of_what_llama_has_not() -> None:
+    spec = llama.spec(folder())
+    assert (spec.attention_scale, spec.qk_norm, spec.attention_gate, spec.post_norm_eps) == (0.125, None, False, None)
+    assert (spec.activation, spec.embedding_scale, spec.embedding_norm) == ("silu", 1.0, False)
+    assert (spec.logit_scale, spec.logit_softcap) == (1.0, None)

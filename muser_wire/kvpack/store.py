@@ -1,0 +1,222 @@
+"""The store: blocks in memory first, on disk below it, and the longest held prefix of a prompt.
+
+A block that fails any check is a miss: it is deleted and counted, never served and never an error to a user.
+Blocks are immutable, so whoever got one keeps it whatever the store does next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from muser_wire.geometry import Geometry
+from muser_wire.identities import Digest
+from muser_wire.kvpack.block import Block, BlockHead
+from muser_wire.kvpack.disk import DiskTier
+from muser_wire.kvpack.index import Index, Match
+from muser_wire.kvpack.memory import MemoryTier
+from muser_wire.kvpack.naming import Namer
+
+
+class Tier(Enum):
+    """Where a block came from."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A block and where it was."""
+
+    block: Block
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A block on its way into the store: its held ancestors, itself first, and what it takes the place of."""
+
+    block: Block
+    lineage: tuple[Digest, ...]
+    superseded: tuple[Digest, ...]
+    used_ns: int
+    present: bool = False
+
+
+@dataclass
+class _Counts:
+    prompts: int = 0
+    hits: int = 0
+    held_tokens: int = 0
+    prompt_tokens: int = 0
+    fetched_memory: int = 0
+    fetched_disk: int = 0
+    lost: int = 0
+    orphans: int = 0
+
+
+class BlockStore:
+    """The blocks of one model's state. Every method is thread-safe.
+
+    `disk` has been scanned, and its heads are `found`. `reuse_decoded` False leaves alone what decode produced.
+    """
+
+    def __init__(
+        self,
+        namer: Namer,
+        geometry: Geometry,
+        memory_nbytes: int,
+        disk: DiskTier | None = None,
+        *,
+        reuse_decoded: bool = True,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.namer = namer
+        self.geometry = geometry
+        self._memory = MemoryTier(memory_nbytes)
+        self._disk = disk
+        self._index = Index(namer, geometry, reuse_decoded=reuse_decoded)
+        self._on_disk: set[Digest] = set()
+        self._lock = threading.Lock()
+        self._clock_ns = clock_ns
+        self._now_ns = 0
+        self._counts = _Counts()
+        for head in disk.scan() if disk else ():
+            self._index.add(head)
+            self._on_disk.add(head.name)
+
+    def match(self, ids: bytes) -> Match:
+        """Return the longest held prefix of packed token ids, and count it as used. Reads no file."""
+        with self._lock:
+            match = self._index.match(ids)
+            counts = self._counts
+            counts.prompts += 1
+            counts.prompt_tokens += len(ids) // 4
+            counts.hits += bool(match.blocks)
+            counts.held_tokens += match.tokens
+            used = [held.head.name for held in match.blocks]
+            now_ns = self._tick()
+            self._memory.touch(used, now_ns)
+        if self._disk is not None:
+            self._disk.touch(used, now_ns)
+        return match
+
+    def explain(self, ids: bytes) -> Match:
+        """Return what `match` would, without counting it."""
+        with self._lock:
+            return self._index.match(ids)
+
+    def fetch(self, head: BlockHead) -> Fetched | None:
+        """Return a block of a match, from memory or else verified from disk; None when it has gone meanwhile."""
+        with self._lock:
+            block = self._memory.get(head.name)
+            if block is not None:
+                self._counts.fetched_memory += 1
+                return Fetched(block, Tier.MEMORY)
+        block = self._disk.load(head) if self._disk is not None and head.name in self._on_disk else None
+        with self._lock:
+            if block is None:
+                self._counts.lost += 1
+                self._gone_from_disk(head.name)
+                return None
+            self._counts.fetched_disk += 1
+            # Promoting it is a use of its ancestors too; otherwise a later block could push them out before it.
+            now_ns = self._tick()
+            self._memory.touch(self._index.ancestry(head), now_ns)
+            self._keep_in_memory(block, now_ns)
+            return Fetched(block, Tier.DISK)
+
+    def put(self, block: Block) -> bool:
+        """Keep a block whose parent is held; return whether it now is, in memory or on disk. Waits for the disk."""
+        kept = self.keep(block)
+        return kept is not None and self.persist(kept)
+
+    def keep(self, block: Block) -> Kept | None:
+        """Keep a block in memory, as far as it fits; None when its parent is not held. `persist` must follow."""
+        head = block.head
+        with self._lock:
+            if not self._index.rooted(head.parent):
+                self._counts.orphans += 1
+                return None
+            present = self._index.get(head.name)
+            if present is not None and present.decoded <= head.decoded:
+                return Kept(block, (), (), self._now_ns, present=True)
+            lineage, now_ns = tuple(self._index.ancestry(head)), self._tick()
+            self._memory.touch(lineage, now_ns)
+            self._index.add(head)
+            self._keep_in_memory(block, now_ns)
+            return Kept(block, lineage, tuple(self._index.superseded(head)), now_ns)
+
+    def persist(self, kept: Kept) -> bool:
+        """Save on disk what `keep` returned, where there is one; return whether the block is held now."""
+        if kept.present:
+            return True
+        saved = self._save(kept)
+        with self._lock:
+            held = saved or kept.block.head.name in self._memory
+        if held:
+            self._drop(kept.superseded)
+        return held
+
+    def stats(self) -> dict[str, object]:
+        """Return counts and sizes, as plain values with units in their names."""
+        with self._lock:
+            disk = self._disk
+            return {
+                "blocks": len(self._index),
+                "memory_blocks": len(self._memory),
+                "memory_nbytes": self._memory.nbytes,
+                "memory_evicted": self._memory.evicted,
+                **asdict(self._counts),
+                **({f"disk_{name}": value for name, value in asdict(disk.counts).items()} if disk else {}),
+                **({"disk_nbytes": disk.nbytes} if disk else {}),
+            }
+
+    def _tick(self) -> int:
+        self._now_ns = max(self._now_ns + 1, self._clock_ns())
+        return self._now_ns
+
+    def _keep_in_memory(self, block: Block, now_ns: int) -> None:
+        for name in self._memory.put(block, now_ns):
+            if name not in self._on_disk:
+                self._index.discard(name)
+
+    def _save(self, kept: Kept) -> bool:
+        if self._disk is None:
+            return False
+        head = kept.block.head
+        self._disk.touch(kept.lineage, kept.used_ns)
+        with self._lock:
+            grounded = all(name in self._on_disk for name in kept.lineage[1:])
+        if not grounded:
+            # After a restart nothing would lead to it.
+            return False
+        saved = self._disk.save(kept.block, kept.used_ns)
+        with self._lock:
+            for name in saved.evicted:
+                self._gone_from_disk(name)
+            if saved.done:
+                self._on_disk.add(head.name)
+                if self._index.rooted(head.parent):
+                    self._index.add(head)
+        return saved.done
+
+    def _gone_from_disk(self, name: Digest) -> None:
+        self._on_disk.discard(name)
+        if name not in self._memory:
+            self._index.discard(name)
+
+    def _drop(self, names: tuple[Digest, ...]) -> None:
+        with self._lock:
+            for name in names:
+                self._memory.drop(name)
+                self._index.discard(name)
+            stored = [name for name in names if name in self._on_disk]
+            self._on_disk.difference_update(stored)
+        for name in stored:
+            if self._disk is not None:
+                self._disk.drop(name)

@@ -1,0 +1,263 @@
+"""`muser pair` as two people use it, each on a machine with a MUSER_HOME of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from paired_homes import YEAR_S, own, paired, stranger
+
+from muser_wire.cli.__main__ import main
+from muser_wire.pairing.card import Card, Role
+from muser_wire.pairing.credentials import load_credentials
+from muser_wire.pairing.store import PeerStore
+
+HOST = "127.0.0.2"
+START_S = 30.0
+CODE = re.compile(r"Code: (?:\x1b\[\d+m)?(\d{3} \d{3})")
+
+Muser = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def muser(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Muser:
+    """Run `muser pair` on a machine; return its exit status and what it printed."""
+
+    def run(home: Path, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setenv("MUSER_HOME", str(home))
+        status = main(["pair", *arguments])
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return run
+
+
+Started = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """Start `muser pair` as a process on a machine."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-u", "-m", "muser_wire.cli", "pair", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "MUSER_HOME": str(home)},
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """Read a process's lines until one matches."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError("".join(lines))
+
+
+def meet(started: Started, folder: Path) -> tuple[subprocess.Popen[str], subprocess.Popen[str], str, str]:
+    """Start both commands; return them at the question, and the codes that they show."""
+    listener = started(folder / "p", "listen", "--host", HOST, "--port", "0", "--name", "gx10")
+    port = read_until(listener, r"Listening on \S+ port (\d+)")[1]
+    caller = started(folder / "c", "connect", f"{HOST}:{port}", "--name", "mac")
+    return listener, caller, read_until(listener, CODE.pattern)[1], read_until(caller, CODE.pattern)[1]
+
+
+def answer(process: subprocess.Popen[str], text: str) -> tuple[int, str]:
+    out, _ = process.communicate(text + "\n", timeout=START_S)
+    return process.returncode, out
+
+
+def test_two_people_compare_a_code_and_both_machines_are_paired(tmp_path: Path, started: Started) -> None:
+    listener, caller, shown, seen = meet(started, tmp_path)
+    assert shown == seen
+    assert listener.stdin is not None
+    listener.stdin.write("y\n")
+    listener.stdin.flush()
+    # The code as the other machine shows it is a yes too: a script need not know it beforehand.
+    assert answer(caller, shown)[0] == 0
+    assert listener.wait(START_S) == 0
+    here, there = PeerStore(tmp_path / "p").read().peers, PeerStore(tmp_path / "c").read().peers
+    assert [peer.card for peer in here] == [load_credentials(tmp_path / "c", Role.DECODE).card()]
+    assert [peer.card for peer in there] == [load_credentials(tmp_path / "p", Role.PREFILL).card()]
+    assert there[0].host == HOST
+    assert (here[0].card.name, there[0].card.name) == ("mac", "gx10")
+
+
+@pytest.mark.parametrize("said", ["n", "", "000 000"])
+def test_a_no_stores_nothing_on_either_machine(tmp_path: Path, started: Started, said: str) -> None:
+    listener, caller, code, _ = meet(started, tmp_path)
+    assert code != "000 000"
+    status, out = answer(caller, said)
+    assert status == 1
+    assert "Nothing was stored" in out
+    status, out = answer(listener, "y")
+    assert status == 2
+    assert "the other side declined" in out
+    assert PeerStore(tmp_path / "p").read().peers == ()
+    assert PeerStore(tmp_path / "c").read().peers == ()
+
+
+def test_a_caller_that_is_no_muser_does_not_end_the_listening(tmp_path: Path, started: Started) -> None:
+    listener = started(tmp_path / "p", "listen", "--host", HOST, "--port", "0")
+    port = int(read_until(listener, r"Listening on \S+ port (\d+)")[1])
+    with socket.create_connection((HOST, port), START_S) as other:
+        other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        read_until(listener, "is no Muser that pairs.*still listening")
+    caller = started(tmp_path / "c", "connect", f"{HOST}:{port}")
+    read_until(caller, CODE.pattern)
+
+
+def test_a_machine_whose_clock_is_a_year_off_is_told_so(
+    tmp_path: Path, started: Started, muser: Muser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = started(tmp_path / "p", "listen", "--host", HOST, "--port", "0")
+    port = read_until(listener, r"Listening on \S+ port (\d+)")[1]
+    late = time.time() + YEAR_S
+    monkeypatch.setattr(time, "time", lambda: late)
+    status, out = muser(tmp_path / "c", "connect", f"{HOST}:{port}")
+    assert status == 2
+    assert "the clocks of the two machines differ" in out
+    assert PeerStore(tmp_path / "c").read().peers == ()
+
+
+def test_alone_it_says_how(tmp_path: Path, muser: Muser) -> None:
+    status, out = muser(tmp_path)
+    assert status == 0
+    for command in ("muser pair listen", "muser pair connect HOST:4952", "muser pair export", "muser pair import"):
+        assert command in out
+
+
+def test_export_and_import_pair_two_machines_without_a_person(tmp_path: Path, muser: Muser) -> None:
+    producer, consumer = tmp_path / "p", tmp_path / "c"
+    status, out = muser(producer, "export", str(tmp_path / "p.card"), "--role", "prefill")
+    assert status == 0
+    fingerprint = load_credentials(producer, Role.PREFILL).card().fingerprint
+    spelled = " ".join(re.findall("....", fingerprint))
+    assert spelled in out
+    status, out = muser(consumer, "import", str(tmp_path / "p.card"), "--host", HOST, "--fingerprint", spelled)
+    assert (status, spelled in out) == (0, True)
+    status, text = muser(consumer, "export", "--role", "decode")
+    assert Card.decode(text.encode()) == load_credentials(consumer, Role.DECODE).card()
+    (tmp_path / "c.card").write_text(text)
+    assert muser(producer, "import", str(tmp_path / "c.card"))[0] == 0
+    assert PeerStore(consumer).read().peers[0].host == HOST
+    assert "PRIVATE" not in text
+
+
+def test_an_import_of_another_node_than_named_is_refused(tmp_path: Path, muser: Muser) -> None:
+    (tmp_path / "x.card").write_bytes(stranger(Role.PREFILL, time.time()).encode())
+    status, out = muser(tmp_path / "c", "import", str(tmp_path / "x.card"), "--fingerprint", "0" * 32)
+    assert status == 2
+    assert "not of the one named" in out
+    assert PeerStore(tmp_path / "c").read().peers == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "damaged"),
+        (b"{}", "card.version"),
+        (stranger(Role.PREFILL).encode()[:-9], "damaged"),
+        (stranger(Role.PREFILL, time.time() - 6 * YEAR_S).encode(), "expired"),
+        (stranger(Role.PREFILL, time.time() + YEAR_S).encode(), "clock"),
+    ],
+)
+def test_an_import_that_cannot_be_used_is_named_and_stores_nothing(
+    tmp_path: Path, muser: Muser, content: bytes, reason: str
+) -> None:
+    (tmp_path / "x.card").write_bytes(content)
+    status, out = muser(tmp_path / "c", "import", str(tmp_path / "x.card"))
+    assert status == 2
+    assert reason in out
+    assert PeerStore(tmp_path / "c").read().peers == ()
+    assert muser(tmp_path / "c", "import", str(tmp_path / "none"))[0] == 2
+
+
+def test_an_own_export_is_not_imported(tmp_path: Path, muser: Muser) -> None:
+    (tmp_path / "p.card").write_bytes(own(tmp_path, Role.PREFILL).card().encode())
+    status, out = muser(tmp_path, "import", str(tmp_path / "p.card"))
+    assert status == 2
+    assert "this machine's own" in out
+
+
+def test_a_revoked_peer_is_listed_as_such_and_an_old_export_does_not_bring_it_back(
+    tmp_path: Path, muser: Muser
+) -> None:
+    homes = paired(tmp_path)
+    fingerprint = homes.consumer_fingerprint()
+    assert "paired: decode node decode-box" in muser(homes.producer, "list")[1]
+    status, out = muser(homes.producer, "revoke", fingerprint[:4], fingerprint[4:8])
+    assert (status, "Revoked: decode node decode-box" in out) == (0, True)
+    assert re.search(r"revoked on \d{4}-\d\d-\d\d .*decode-box", muser(homes.producer, "list")[1])
+    (tmp_path / "old.card").write_bytes(own(homes.consumer, Role.DECODE).card().encode())
+    status, out = muser(homes.producer, "import", str(tmp_path / "old.card"))
+    assert status == 2
+    assert "was revoked on" in out
+    status, out = muser(homes.producer, "revoke", "0" * 32)
+    assert (status, "no peer has a fingerprint" in out) == (2, True)
+
+
+def test_list_shows_keys_peers_and_what_is_damaged(tmp_path: Path, muser: Muser) -> None:
+    assert "No peer is paired" in muser(tmp_path / "nobody", "list")[1]
+    homes = paired(tmp_path)
+    (homes.producer / "peers" / "bad.json").write_text("{")
+    (homes.producer / "peers" / "bad.json").chmod(0o600)
+    out = muser(homes.producer, "list")[1]
+    assert "this machine: prefill node prefill-box" in out
+    assert f"met at {HOST}" in out
+    assert re.search(r"not a peer: \S+bad\.json", out)
+
+
+def test_a_rotation_is_carried_by_export_and_import(tmp_path: Path, muser: Muser) -> None:
+    homes = paired(tmp_path)
+    status, out = muser(homes.producer, "rotate")
+    assert status == 0
+    assert "takes over on" in out
+    muser(homes.producer, "export", str(tmp_path / "new.card"))
+    assert muser(homes.consumer, "import", str(tmp_path / "new.card"))[0] == 0
+    peer = PeerStore(homes.consumer).read().peers[0]
+    assert len(peer.card.certificates) == 2
+    assert peer.host == HOST
+    assert "a new certificate takes over" in muser(homes.producer, "list")[1]
+    assert muser(homes.producer, "rotate")[0] == 2
+    assert muser(homes.producer, "rotate", "--switch")[0] == 0
+
+
+def test_a_role_must_be_said_where_it_is_not_clear(tmp_path: Path, muser: Muser) -> None:
+    status, out = muser(tmp_path, "export")
+    assert status == 2
+    assert "neither role yet: say --role" in out
+    own(tmp_path, Role.PREFILL)
+    assert muser(tmp_path, "export")[0] == 0
+    own(tmp_path, Role.DECODE)
+    assert "both roles: say --role" in muser(tmp_path, "export")[1]
+
+
+@pytest.mark.parametrize("address", [f"{HOST}:0", f"{HOST}:x", f"{HOST}:65536"])
+def test_an_address_without_a_port_number_is_refused(tmp_path: Path, muser: Muser, address: str) -> None:
+    status, out = muser(tmp_path, "connect", address)
+    assert status == 2
+    assert "is not a port" in out
