@@ -7,7 +7,7 @@ import sys
 
 from bench.driver import BenchError
 
-BENCHMARKS = ("prefill", "decode", "handoff", "wire", "overlap")
+BENCHMARKS = ("prefill", "decode", "handoff", "wire", "overlap", "warm")
 
 
 def main(argv: list[str]) -> int:

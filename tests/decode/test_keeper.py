@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from kvpack_support import CHUNK, FULL, KEY, SLIDING, expected_payload, identities, row
+from kvpack_support import CHUNK, FULL, KEY, SLIDING, WIDE, blocks_of, expected_payload, identities, row
 
-from muser_decode.keeper import Assembly, Keeper, Slab
+from muser_decode.keeper import Assembly, HeldPart, Keeper, Slab
 from muser_wire.geometry import Geometry
 from muser_wire.kvpack import index
 from muser_wire.kvpack.block import Block, pack_ids
@@ -80,6 +80,38 @@ def test_slabs_of_any_size_give_the_blocks_of_the_request(geometry: Geometry, cu
     assert [block.head.decoded for block in blocks] == [False, True, True]
     assert assembly.end() is None
     assert assembly.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("geometry", "end", "stop"),
+    [
+        (FULL, 13, 13),
+        (FULL, 16, 11),
+        (FULL, 13, 9),
+        (WIDE, 16, 11),
+        (WIDE, 15, 15),
+        (SLIDING, 15, 15),
+        (SLIDING, 11, 10),
+    ],
+)
+def test_a_block_may_begin_with_part_of_one_that_is_held(geometry: Geometry, end: int, stop: int) -> None:
+    namer = Namer(KEY, identities())
+    held = blocks_of(namer, geometry, IDS[:end])[1]
+    ids = [*IDS[:stop], *range(40)]
+    assembly = Assembly(namer, geometry, pack_ids(ids[:8]), 40, HeldPart(held, stop))
+    if stop + 1 < 16:
+        assert assembly.add(slab(geometry, ids, stop, stop + 1)) is None
+    block = assembly.add(slab(geometry, ids, min(stop + 1, 15), 16))
+    assert block is not None
+    assert bytes(block.payload) == expected_payload(geometry, ids, 8, 16)
+    assert block.head.name == list(namer.chain(pack_ids(ids[:16])))[1][0]
+    assert assembly.nbytes == 0
+
+
+def test_a_held_part_alone_makes_no_block() -> None:
+    namer = Namer(KEY, identities())
+    held = blocks_of(namer, FULL, IDS[:13])[1]
+    assert Assembly(namer, FULL, pack_ids(IDS[:8]), 40, HeldPart(held, 13)).end() is None
 
 
 def test_rows_that_do_not_come_next_or_lack_a_window_make_no_block() -> None:

@@ -211,6 +211,9 @@ def test_warm_equals_cold_when_prompts_part_inside_a_block(model: Model, held: i
         warm = node.ask(PROMPT)
         assert warm.report.memory_tokens == (held if resumable_inside(model) else held // CHUNK * CHUNK)
         assert warm.tokens == model.cold
+        again = node.ask((*PROMPT, 1, 2))
+        assert again.report.memory_tokens >= 96
+        assert node.ask(PROMPT).tokens == model.cold
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 8, 9, 40])
@@ -224,6 +227,7 @@ def test_the_next_turn_goes_on_where_the_request_before_ended(model: Model, toke
         kept = len(ended) - 1
         assert warm.report.memory_tokens == kept
         assert warm.report.held_decoded
+        assert node.ask(second).tokens == warm.tokens, "what was saved on top of what was held is right too"
     with running(model.path, memory=0) as node:
         assert node.ask(second).tokens == warm.tokens
 
