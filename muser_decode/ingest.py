@@ -24,6 +24,9 @@ from muser_wire.trace import now_ns, span
 WATCH_S = 0.1
 """How often, in seconds, the progress watch and a wait for a slot look up."""
 
+CANCEL_GRACE_S = 1.0
+"""How long a cancelled handoff waits for its begin frame, in seconds: a thousand round trips."""
+
 SLOT_WAIT_S = 120.0
 """How long a handoff waits for staging memory, in seconds: other requests' chunks take some 10 s each on a slow CPU."""
 
@@ -120,6 +123,7 @@ class _Receiver:
         self._cancelled = cancelled
         self._watch = ProgressWatch(opened.predicted_chunk_s, opened.predicted_wait_s, time.monotonic())
         self._stalled: ProgressTimeout | None = None
+        self._begun = threading.Event()
         self._ended = threading.Event()
         self._staging = _Staging(opened.schedule, self._wait_for_slot)
         self._first_frame_s = self._last_frame_s = time.monotonic()
@@ -127,8 +131,14 @@ class _Receiver:
         self._payload_nbytes = 0
 
     def cancel(self) -> None:
-        """End the stream from another thread."""
-        self._opened.stream.cancel()
+        """End the stream from another thread, once the producer has begun.
+
+        A call that is cancelled on its way would leave the ticket unused, and its place in the producer's
+        queue taken until the ticket expires. The begin frame comes at once; who waits for it longer than
+        CANCEL_GRACE_S gives up.
+        """
+        if self._begun.is_set():
+            self._opened.stream.cancel()
 
     def chunks(self) -> Iterator[StagedChunk]:
         """Yield each chunk when its last segment is verified; return after a verified seal and the stream's end.
@@ -164,6 +174,9 @@ class _Receiver:
             if first:
                 self._first_frame_s, first = self._last_frame_s, False
             started_ns = now_ns()
+            self._begun.set()
+            if self._cancelled.is_set():
+                raise TransportError("the handoff was cancelled")
             event = handoff.receive(raw, self._staging.destination)
             self._watch.progress(time.monotonic())
             if isinstance(event, SegmentVerified):
@@ -193,7 +206,12 @@ class _Receiver:
         raise TransportError(f"no staging memory became free within {SLOT_WAIT_S:.0f} s")
 
     def _watch_progress(self) -> None:
+        cancelled_s = 0.0
         while not self._ended.wait(WATCH_S):
+            cancelled_s += WATCH_S if self._cancelled.is_set() else 0.0
+            if cancelled_s > CANCEL_GRACE_S:
+                self._opened.stream.cancel()
+                return
             try:
                 self._watch.check(time.monotonic())
             except ProgressTimeout as error:

@@ -14,6 +14,7 @@ from muser_decode.client import OpenedHandoff
 from muser_decode.engine.source import SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
 from muser_decode.ingest import RemoteSource
 from muser_wire.auth import NodeKey
+from muser_wire.errors import TransportError
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.handoff import ConsumerHandoff, ProducerHandoff, Terms
 from muser_wire.identities import Digest, Identities
@@ -142,9 +143,11 @@ def test_a_cancel_before_any_frame_gives_every_slot_back(pool: SlotPool, frame: 
     source = begun(client, pool)
     assert reached.wait(WAIT_S)
     source.cancel()
-    assert client.stream.cancelled.is_set()
+    # Before the begin frame the call is left to reach the producer, whose ticket it must use up.
+    assert client.stream.cancelled.is_set() == (frame > 0)
     go_on.set()
     assert settled(ingest_ended)
+    assert client.stream.cancelled.is_set()
     assert source.poll() is None
     assert free_slots(pool) == SLOTS
 
@@ -182,4 +185,23 @@ def test_a_fault_nobody_expected_is_still_reported(pool: SlotPool) -> None:
     failed = source.poll()
     assert isinstance(failed, SourceFailed)
     assert failed.reason == "internal: ValueError"
+    assert free_slots(pool) == SLOTS
+
+
+def test_a_cancel_does_not_wait_for_a_producer_that_never_begins(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muser_decode.ingest.CANCEL_GRACE_S", 0.1)
+    client = Client()
+
+    def before(index: int) -> None:
+        client.stream.cancelled.wait(WAIT_S)
+        raise TransportError("cancelled")
+
+    client.stream._before = before
+    source = begun(client, pool)
+    time.sleep(0.05)
+    source.cancel()
+    assert client.stream.cancelled.wait(WAIT_S)
+    assert settled(ingest_ended)
     assert free_slots(pool) == SLOTS
