@@ -10,10 +10,13 @@ from pathlib import Path
 from muser_wire.flags import new_file, port, seconds, whole
 from muser_wire.geometry import COMPUTE_ELEMENTS, ElementType
 from muser_wire.schedule import DEFAULT_CHUNK_TOKENS, MAX_CHUNK_TOKENS
+from muser_wire.transport.grpc import DATA_THREADS
 
 COMPUTE_TYPES = ("bf16", "f32")
 MAX_THREADS = 1024
-MAX_WAITING = 1000
+MAX_WAITING = DATA_THREADS - 2
+"""Each waiting handoff holds a thread of the data port; one computes, and one is for a probe."""
+MAX_CACHE_MB = 1_000_000_000
 
 chunk_tokens = whole(1, MAX_CHUNK_TOKENS)
 
@@ -76,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-waiting", type=whole(0, MAX_WAITING), default=4, help="handoffs that may wait for the one computing"
     )
     parser.add_argument(
-        "--cache-memory-mb", type=int, default=0, help="host memory for computed prompts, in MB; 0: none are kept"
+        "--cache-memory-mb",
+        type=whole(0, MAX_CACHE_MB),
+        default=0,
+        help="host memory for computed prompts, in MB; 0: none are kept",
     )
     parser.add_argument("--drain-s", type=seconds, default=30.0, help="seconds that SIGTERM leaves to running handoffs")
     parser.add_argument(

@@ -34,7 +34,7 @@ from muser_wire.messages import (
     encode_open_answer,
 )
 from muser_wire.model.spec import ModelSpec
-from muser_wire.schedule import ScheduleRequest, build_schedule
+from muser_wire.schedule import ScheduleRequest, WindowPolicy, build_schedule
 from muser_wire.session import TicketTable
 from muser_wire.trace import now_ns, span
 from muser_wire.transport.base import StreamCall
@@ -176,8 +176,12 @@ class ProducerService:
     def _accept(self, wanted: HandoffRequest, peer: str) -> Acceptance:
         self._check_identities(wanted)
         self._check_prompt(wanted)
-        terms = self._terms(wanted)
         place, wait_ns = self._reserve(len(wanted.token_ids))
+        try:
+            terms = self._terms(wanted)
+        except _Refused:
+            self._scheduler.release(place)
+            raise
         with self._lock:
             accepted = _Accepted(peer, place, terms, wanted)
             ticket = self._tickets.issue(accepted, time.monotonic(), os.urandom(TICKET_NBYTES))
@@ -209,6 +213,9 @@ class ProducerService:
         spec, tokens = self._facts.spec, len(wanted.token_ids)
         if tokens > spec.max_positions:
             raise _Refused("prompt_too_long", f"the prompt has {tokens} tokens, the model takes {spec.max_positions}")
+        windows = self._facts.geometry.windows
+        if wanted.policy is not WindowPolicy.ROLLING and any(window is not None for window in windows):
+            raise _Refused("window_policy", "sliding layers are sent by the policy rolling alone")
         highest = int(wanted.token_ids.max())
         if highest >= spec.vocab_size:
             raise _Refused("bad_token", f"token id {highest} is outside the vocabulary of {spec.vocab_size}")

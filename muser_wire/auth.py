@@ -138,5 +138,5 @@ def verify_seal(statement: SealStatement, signature: bytes, node_key: bytes) -> 
     """
     try:
         Ed25519PublicKey.from_public_bytes(node_key).verify(signature, statement.encode())
-    except InvalidSignature as error:
+    except (InvalidSignature, ValueError) as error:
         raise SealError(f"the seal of handoff {statement.handoff_id.hex()} is not signed by its producer") from error

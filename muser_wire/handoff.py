@@ -96,12 +96,17 @@ class _Machine:
         self.state = HandoffState.OPENED
         self.next_segment = 0
 
+    def check(self, kind: FrameKind, error: type[WireError]) -> None:
+        """Break and raise `error` unless the table lets this frame come now."""
+        before = self.state
+        if (before, kind) not in TRANSITIONS:
+            self.state = HandoffState.BROKEN
+            raise error(f"a {kind.name.lower()} frame cannot come when the handoff is {before.value}")
+
     def apply(self, kind: FrameKind, error: type[WireError]) -> None:
         """Move by one frame, or break and raise `error`."""
-        before = self.state
-        self.state = TRANSITIONS.get((before, kind), HandoffState.BROKEN)
-        if (before, kind) not in TRANSITIONS:
-            raise error(f"a {kind.name.lower()} frame cannot come when the handoff is {before.value}")
+        self.check(kind, error)
+        self.state = TRANSITIONS[self.state, kind]
 
     def due(self, error: type[WireError]) -> Segment:
         """Return the segment that must come next, or break and raise `error`."""
@@ -232,11 +237,14 @@ class ConsumerHandoff:
         machine = self._machine
         try:
             frame = self._reader.parse(raw)
+            machine.check(frame.kind, FrameError)
+            event = self._event(frame, destination)
             machine.apply(frame.kind, FrameError)
-            return self._event(frame, destination)
-        except WireError:
+        except BaseException:
+            # Whatever it was, and whoever's fault: what is not verified is not a state to go on from.
             machine.state = HandoffState.BROKEN
             raise
+        return event
 
     def end_of_input(self) -> None:
         """Say that the peer closed the stream.

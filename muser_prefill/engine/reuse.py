@@ -40,7 +40,7 @@ class ComputedPrompts:
         ids = pack_ids(token_ids[: cache.length])
         held_tokens = self._store.explain(ids).tokens
         for name, parent, start, own in self._store.namer.chain(ids):
-            head = BlockHead(name, parent, start, own, decoded=False)
+            head = BlockHead(name, parent, start, own)
             if head.stop > held_tokens:
                 self._store.put(make_block(self._geometry, head, _copy(cache, self._geometry, start, head.stop)))
 

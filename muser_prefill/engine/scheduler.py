@@ -169,8 +169,14 @@ class Scheduler:
                     export.layer_done(chunk.index, layer)
 
     def _keep(self, job: PrefillJob, cache: KVCache) -> None:
-        if self._computed is not None:
+        """Keep what was computed for later prompts. The handoff has ended by then, whatever happens here."""
+        if self._computed is None:
+            return
+        try:
             self._computed.save(job.token_ids, cache)
+        except (MemoryError, RuntimeError):
+            # torch raises both for memory that it cannot have; the next prompt is computed anew.
+            _log.exception("keep_failed handoff=%s", job.handoff_id.hex())
 
     @staticmethod
     def _log_done(job: PrefillJob, held_tokens: int, elapsed: float) -> None:

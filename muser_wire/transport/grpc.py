@@ -37,8 +37,8 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 """Hosts that need no pairing: what is sent to them stays on this machine. Every other one is mutual TLS [9.1]."""
 
 CONTROL_THREADS = 4
-DATA_THREADS = 8
-"""One thread a stream; the producer's own queue refuses long before."""
+DATA_THREADS = 32
+"""One thread a stream, one that waits in the producer's queue included, and one for a probe."""
 
 MESSAGE_SLACK_NBYTES = 4096
 

@@ -18,7 +18,7 @@ import pytest
 from muser_decode.client import ProducerState
 from muser_decode.engine.request import Route
 from muser_wire.errors import TransportError
-from muser_wire.model.tiny import write_tiny_llama
+from muser_wire.model.tiny import write_tiny, write_tiny_llama
 
 FRAMES = 1 + 4 + 1
 """A legal handoff of the prompt: begin, one segment for each of the four chunks, seal."""
@@ -235,3 +235,23 @@ def test_requests_that_arrive_together_wait_their_turn_and_blame_nobody(pair: An
     answers = [pair.collect(each) for each in events]
     assert [answer.tokens for answer in answers] == alone
     assert [answer.report.route for answer in answers] == [Route.REMOTE] * len(prompts)
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc"])
+@pytest.mark.parametrize("family", ["gemma3", "muse_glimmer"])
+def test_sliding_windows_are_salvaged_at_every_chunk(tmp_path: Path, started: Any, family: str, transport: str) -> None:
+    new_pair, new_producer = started
+    write_tiny(family, tmp_path / family, layers=6)
+    pair = new_pair(tmp_path / family, new_producer(tmp_path / family), transport)
+    prompt = tuple(5 + (index * 37) % 90 for index in range(300))
+    pair.client._status = dataclasses.replace(pair.client.status, description=None, state=ProducerState.UNREACHABLE)
+    alone = pair.ask(prompt, tokens=8)
+    assert alone.report.route is Route.LOCAL
+    pair.client.refresh()
+    whole = pair.ask(prompt, tokens=8)
+    assert whole.report.route is Route.REMOTE
+    assert whole.tokens == alone.tokens
+    for place in range(2, 1 + whole.report.segments_verified):
+        broken = pair.ask(prompt, tokens=8, fault=die(place))
+        assert broken.tokens == alone.tokens
+        assert broken.report.remote_tokens % 64 == 0 or broken.report.remote_tokens == 299

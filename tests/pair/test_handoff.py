@@ -239,3 +239,28 @@ def test_every_transition_that_is_not_in_the_table_breaks(make_run: Any) -> None
                 with pytest.raises(LocalProtocolError):
                     machine.apply(kind, LocalProtocolError)
                 assert machine.state is HandoffState.BROKEN
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, ValueError])
+def test_any_exception_breaks_the_handoff(run: Any, error: type[BaseException]) -> None:
+    frames, consumer = run.frames(), run.consumer()
+
+    def no_memory(segment: Any) -> memoryview:
+        raise error
+
+    consumer.receive(frames[0], no_memory)
+    with pytest.raises(error):
+        consumer.receive(frames[1], no_memory)
+    assert consumer.state is HandoffState.BROKEN
+    with pytest.raises(TransportError):
+        consumer.end_of_input()
+
+
+def test_a_seal_that_does_not_verify_is_never_a_sealed_state(run: Any) -> None:
+    consumer = type(run.consumer())(run.terms, run.secret, b"no key of 32 bytes")
+    with pytest.raises(SealError):
+        for raw in run.frames():
+            consumer.receive(raw, lambda segment: memoryview(bytearray(segment.nbytes)))
+    assert consumer.state is HandoffState.BROKEN
+    with pytest.raises(TransportError):
+        consumer.end_of_input()

@@ -187,3 +187,12 @@ def test_malformed_calls_are_the_peers_fault(service: ProducerService) -> None:
             call(b"\xff\xff")
     with pytest.raises(RemoteProtocolError):
         list(service.stream(b"", MemoryCall()))
+
+
+def test_windows_by_the_final_policy_are_refused_by_name(service: ProducerService) -> None:
+    geometry = dataclasses.replace(service._facts.geometry, windows=(8, *service._facts.geometry.windows[1:]))
+    service._facts = dataclasses.replace(service._facts, geometry=geometry)
+    answer = opened(service, request_to(service, policy=WindowPolicy.FINAL))
+    assert isinstance(answer, m.Refusal)
+    assert answer.code == "window_policy"
+    assert service._scheduler.load == 0

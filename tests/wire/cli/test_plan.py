@@ -36,15 +36,21 @@ def test_muse_glimmer_from_its_description_alone(
     ],
 )
 def test_payloads(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], nbytes: int) -> None:
-    assert plan(capsys, "--model", "muse-glimmer-30b", *arguments)["payload_nbytes"] == nbytes
+    found = plan(capsys, "--model", "muse-glimmer-30b", "--windows", "final", *arguments)
+    assert found["payload_nbytes"] == nbytes
+
+
+def test_by_default_windows_are_counted_as_nodes_send_them(capsys: pytest.CaptureFixture[str]) -> None:
+    # Chunks no larger than the window: every token of every one of the 52 layers, 1,024 bytes each.
+    assert plan(capsys, "--model", "muse-glimmer-30b", "--prompt", "65536")["payload_nbytes"] == 65_535 * 52 * 1024
 
 
 def test_times_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--prompt", "65536", "--prefill-rate", "1500", "--local-rate", "300", "--link", "1.0"]
     assert main(["plan", "--model", "muse-glimmer-30b", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "954,190,848 bytes" in out
-    assert "link alone             0.954 s" in out
+    assert "3,489,607,680 bytes" in out
+    assert "link alone             3.490 s" in out
     # 65,535 tokens at 1,500 and at 300 a second.
     assert "first token, remote    43.69" in out
     assert "first token, local     218.450 s" in out
