@@ -7,7 +7,7 @@ import sys
 
 from bench.driver import BenchError
 
-BENCHMARKS = ("prefill", "decode", "handoff", "wire", "overlap", "warm")
+BENCHMARKS = ("prefill", "decode", "handoff", "wire", "overlap", "warm", "kvpack")
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.driver import machine, table, write_result
+from bench.driver import BenchError, machine, table, write_result
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.identities import Digest, Identities
 from muser_wire.kvpack.block import Block, BlockHead, make_block, pack_ids, payload_nbytes
@@ -29,6 +29,7 @@ CHUNK_TOKENS = 2048
 GOAL = 0.5
 """Least share of the plain files' rate."""
 
+KEY = random_key()
 NO_DIGEST = Digest(bytes(32))
 IDENTITIES = Identities(NO_DIGEST, NO_DIGEST, "", "", NO_DIGEST, CHUNK_TOKENS, NO_DIGEST)
 
@@ -65,61 +66,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def chain(nbytes: int) -> list[Block]:
     """Return a chain of blocks of about so many bytes together."""
-    namer = Namer(random_key(), IDENTITIES)
+    namer = Namer(KEY, IDENTITIES)
     size = payload_nbytes(SMOLLM2, 0, CHUNK_TOKENS)
     count = max(1, nbytes // size)
     payload = os.urandom(size)
     ids = pack_ids(range(count * CHUNK_TOKENS))
     return [
-        make_block(SMOLLM2, BlockHead(name, parent, start, own, decoded=False), payload)
+        make_block(SMOLLM2, BlockHead(name, parent, start, own), payload)
         for name, parent, start, own in namer.chain(ids)
     ]
 
 
 def measure(directory: Path, blocks: list[Block], samples: dict[str, list[float]]) -> None:
     """Write and read everything once as plain files and once as blocks."""
-    plain = Files(directory / "plain")
-    plain.prepare()
-    names = [f"{index}" for index in range(len(blocks))]
-
-    def write_plain() -> None:
-        for name, block in zip(names, blocks, strict=True):
-            plain.write(name, [block.payload])
-
-    def read_plain() -> None:
-        for name in names:
-            plain.read(name)
-
-    files = Files(directory / "blocks")
-    files.prepare()
-    namer = Namer(random_key(), IDENTITIES)
-    ids = b"".join(block.head.ids for block in blocks)
-    named = [
-        Block(BlockHead(name, parent, start, own, decoded=False), block.payload)
-        for (name, parent, start, own), block in zip(namer.chain(ids), blocks, strict=True)
-    ]
-    store = BlockStore(namer, SMOLLM2, 0, DiskTier(files, namer, SMOLLM2, 1 << 40))
-
-    def write_blocks() -> None:
-        for block in named:
-            store.put(block)
-
-    def read_blocks() -> None:
-        for part in store.match(ids).blocks:
-            store.fetch(part.head)
-
-    steps: list[tuple[str, Callable[[], None]]] = [
-        ("plain write", write_plain),
-        ("block write", write_blocks),
-        ("plain read", read_plain),
-        ("block read", read_blocks),
+    plain, stored = PlainFiles(directory / "plain"), StoredBlocks(directory / "blocks")
+    steps: list[tuple[str, Callable[[list[Block]], None]]] = [
+        ("plain write", plain.write),
+        ("block write", stored.write),
+        ("plain read", plain.read),
+        ("block read", stored.read),
     ]
     for name, step in steps:
         if name.endswith("read"):
             forget(directory)
         started = time.perf_counter()
-        step()
+        step(blocks)
         samples[name].append(time.perf_counter() - started)
+
+
+class PlainFiles:
+    """The blocks' bytes in files of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = Files(directory)
+        self._files.prepare()
+
+    def write(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._files.write(block.head.name.hex(), [block.payload])
+
+    def read(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._files.read(block.head.name.hex())
+
+
+class StoredBlocks:
+    """A store on disk alone."""
+
+    def __init__(self, directory: Path) -> None:
+        files = Files(directory)
+        files.prepare()
+        namer = Namer(KEY, IDENTITIES)
+        self._store = BlockStore(namer, SMOLLM2, 0, DiskTier(files, namer, SMOLLM2, 1 << 40))
+
+    def write(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._store.put(block)
+
+    def read(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            if self._store.fetch(block.head) is None:
+                raise BenchError("a block did not come back")
 
 
 def forget(directory: Path) -> None:

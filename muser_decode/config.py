@@ -16,6 +16,7 @@ DEFAULT_PORT = 4949
 DEFAULT_PRODUCER_PORT = 4950
 MAX_THREADS = 1024
 MAX_QUEUE = 1000
+MAX_CACHE_MB = 1_000_000_000
 
 
 class ConfigError(WireError):
@@ -115,10 +116,16 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         "--max-queue", type=whole(0, MAX_QUEUE), default=16, help="requests that may wait beside those that run"
     )
     group.add_argument(
-        "--cache-memory-mb", type=megabytes, default=0, help="memory for computed prompts, in MB; 0: none are kept"
+        "--cache-memory-mb",
+        type=whole(0, MAX_CACHE_MB),
+        default=0,
+        help="memory for computed prompts, in MB; 0: none are kept",
     )
     group.add_argument(
-        "--cache-disk-mb", type=megabytes, default=0, help="disk for computed prompts, over restarts, in MB; 0: none"
+        "--cache-disk-mb",
+        type=whole(0, MAX_CACHE_MB),
+        default=0,
+        help="disk for computed prompts, over restarts, in MB; 0: none",
     )
     group.add_argument("--cache-dir", type=Path, help="where those on disk lie; default: kvpack in MUSER_HOME")
 
@@ -161,17 +168,6 @@ def from_arguments(arguments: argparse.Namespace, *, on_gpu: bool) -> DecodeConf
         trace=arguments.trace,
         log_level=arguments.log_level,
     )
-
-
-def megabytes(text: str) -> int:
-    """Return a size in megabytes, 0 or more.
-
-    Raises:
-        ValueError: it is no such number, which argparse reports by the flag's name.
-    """
-    if not text.isascii() or not text.isdigit():
-        raise ValueError(text)
-    return int(text)
 
 
 def parse_producer(text: str) -> ProducerAddress | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import llguidance
 
@@ -104,28 +104,69 @@ class GrammarConstraint:
         return self._matcher.compute_bitmask()
 
 
+class Listener:
+    """Follows an answer's tokens with a parser of its own."""
+
+    def __init__(self, parser: Parser, tokenizer: Tokenizer) -> None:
+        self.parser = parser
+        self._decoder = StreamDecoder(tokenizer)
+        self._spellings = {token_id: spelling for spelling, token_id in tokenizer.special_ids.items()}
+
+    def hear(self, token_id: int) -> None:
+        """Take one token."""
+        if token_id in self._spellings:
+            self.parser.control(self._spellings[token_id])
+        else:
+            self.parser.feed(self._decoder.feed(token_id))
+
+
 class AfterReasoning:
     """A constraint that begins where the answer does; what the model says to itself before is free."""
 
-    def __init__(self, inner: TokenConstraint, parser: Parser, tokenizer: Tokenizer) -> None:
-        self._inner, self._parser = inner, parser
-        self._decoder = StreamDecoder(tokenizer)
-        self._spellings = {token_id: spelling for spelling, token_id in tokenizer.special_ids.items()}
-        self._answering = parser.answering
+    def __init__(self, inner: TokenConstraint, listener: Listener) -> None:
+        self._inner, self._listener = inner, listener
+        self._answering = listener.parser.answering
 
     def accept(self, token_id: int) -> None:
         """See `TokenConstraint`."""
         if self._answering:
             self._inner.accept(token_id)
-        elif token_id in self._spellings:
-            self._parser.control(self._spellings[token_id])
-        else:
-            self._parser.feed(self._decoder.feed(token_id))
-        self._answering = self._answering or self._parser.answering
+            return
+        self._listener.hear(token_id)
+        self._answering = self._listener.parser.answering
 
     def mask(self) -> bytes | None:
         """See `TokenConstraint`."""
         return self._inner.mask() if self._answering else None
+
+
+class InCalls:
+    """A constraint on what stands within calls; everything else is free. `begin` makes one call's."""
+
+    def __init__(self, begin: Callable[[], TokenConstraint], listener: Listener, tokenizer: Tokenizer) -> None:
+        self._begin, self._listener, self._tokenizer = begin, listener, tokenizer
+        self._inner: TokenConstraint | None = None
+
+    def accept(self, token_id: int) -> None:
+        """See `TokenConstraint`.
+
+        Raises:
+            GrammarFailed: one token began a call and went on with what its schema does not allow.
+        """
+        if self._inner is not None:
+            self._inner.accept(token_id)
+        self._listener.hear(token_id)
+        text = self._listener.parser.call_text
+        if text is None:
+            self._inner = None
+        elif self._inner is None:
+            self._inner = self._begin()
+            for inner_id in self._tokenizer.encode(text):
+                self._inner.accept(inner_id)
+
+    def mask(self) -> bytes | None:
+        """See `TokenConstraint`."""
+        return None if self._inner is None else self._inner.mask()
 
 
 class _Pieces:

@@ -28,7 +28,6 @@ from muser_wire.kvpack.block import (
     payload_nbytes,
 )
 from muser_wire.kvpack.errors import BlockInvalid
-from muser_wire.kvpack.index import MIN_HELD_TOKENS
 from muser_wire.kvpack.naming import Namer
 from muser_wire.kvpack.store import BlockStore, Kept
 
@@ -86,8 +85,8 @@ class HeldPart:
 class Assembly:
     """The blocks of one request in the making, from `prefix` (packed ids, ending on the grid) on.
 
-    The first of them begins with `held`, if that is given. Blocks that end after `prefilled` tokens, or after
-    anything of that sort, are marked as decoded.
+    The first of them begins with `held`, if that is given. What comes after `prefilled` tokens is marked as
+    decoded.
     """
 
     def __init__(
@@ -126,7 +125,8 @@ class Assembly:
         slabs, stop = self._slabs, self._slabs[-1].stop
         ids = b"".join(slab.ids for slab in slabs)
         name = self._namer.name(self._parent, self._start, ids)
-        head = BlockHead(name, self._parent, self._start, ids, stop > self._prefilled)
+        decoded_from = max(self._start, self._prefilled) if stop > self._prefilled else None
+        head = BlockHead(name, self._parent, self._start, ids, decoded_from)
         block = make_block(self._geometry, head, _gather(self._geometry, slabs).data)
         self._parent, self._start, self._slabs, self.nbytes = name, stop, [], 0
         return block
@@ -162,10 +162,10 @@ def _gather(geometry: Geometry, slabs: Sequence[Slab]) -> npt.NDArray[np.uint8]:
 class Saving:
     """One request's way into the store. The engine's thread adds slabs and ends it; the keeper does the rest."""
 
-    def __init__(self, keeper: Keeper, assembly: Assembly, opening: bytes) -> None:
+    def __init__(self, keeper: Keeper, assembly: Assembly, prompt: bytes) -> None:
         self._keeper = keeper
         self._assembly: Assembly | None = assembly
-        self.opening = opening
+        self.prompt = prompt
         self.dropped = False
 
     @property
@@ -234,15 +234,17 @@ class Keeper:
         """
         store = self.store
         assembly = Assembly(store.namer, store.geometry, pack_ids(ids[:start]), prefilled, held)
-        return Saving(self, assembly, pack_ids(ids[:MIN_HELD_TOKENS]))
+        return Saving(self, assembly, pack_ids(ids))
 
     def settle(self, ids: Sequence[int], timeout_s: float = SETTLE_S) -> None:
-        """Wait until no ended request that begins like these ids is on its way into memory, within limits."""
-        opening = pack_ids(ids[:MIN_HELD_TOKENS])
+        """Wait until every ended request whose prompt these ids go on from is in memory, for at most `timeout_s`.
+
+        Those that end while this waits are not waited for.
+        """
+        packed = pack_ids(ids)
         with self._news:
-            self._news.wait_for(
-                lambda: not any(saving.opening == opening for saving in self._ending), timeout=timeout_s
-            )
+            before = {saving for saving in self._ending if packed.startswith(saving.prompt)}
+            self._news.wait_for(lambda: before.isdisjoint(self._ending), timeout=timeout_s)
 
     def idle(self, timeout_s: float) -> bool:
         """Wait until everything handed over is saved; return whether it is."""

@@ -16,6 +16,7 @@ from muser_decode.ingest import RemoteSource
 from muser_decode.keeper import Keeper
 from muser_decode.router import Router
 from muser_wire.identities import Identities, show
+from muser_wire.kvpack.index import MIN_HELD_TOKENS
 from muser_wire.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class DecodeNode:
                 self._learn(request, event)
             sink(event)
 
-        if self._keeper is not None and len(request.prompt_ids) > 1:
+        if self._keeper is not None and len(request.prompt_ids) > MIN_HELD_TOKENS:
             source = HeldSource(self._keeper, request.prompt_ids, lambda held: self._rest(request, held))
             return self._engine.submit(request, watched, source)
         rest = self._rest(request, 0)

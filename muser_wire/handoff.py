@@ -88,6 +88,14 @@ class Terms:
         )
 
 
+def transition(before: HandoffState, kind: FrameKind, error: type[WireError]) -> HandoffState:
+    """Return the state that a frame leads to, or raise `error` where the table has no entry."""
+    after = TRANSITIONS.get((before, kind))
+    if after is None:
+        raise error(f"a {kind.name.lower()} frame cannot come when the handoff is {before.value}")
+    return after
+
+
 class _Machine:
     """State, position in the schedule, and the one way to move."""
 
@@ -96,17 +104,10 @@ class _Machine:
         self.state = HandoffState.OPENED
         self.next_segment = 0
 
-    def check(self, kind: FrameKind, error: type[WireError]) -> None:
-        """Break and raise `error` unless the table lets this frame come now."""
-        before = self.state
-        if (before, kind) not in TRANSITIONS:
-            self.state = HandoffState.BROKEN
-            raise error(f"a {kind.name.lower()} frame cannot come when the handoff is {before.value}")
-
     def apply(self, kind: FrameKind, error: type[WireError]) -> None:
         """Move by one frame, or break and raise `error`."""
-        self.check(kind, error)
-        self.state = TRANSITIONS[self.state, kind]
+        before, self.state = self.state, HandoffState.BROKEN
+        self.state = transition(before, kind, error)
 
     def due(self, error: type[WireError]) -> Segment:
         """Return the segment that must come next, or break and raise `error`."""
@@ -235,15 +236,12 @@ class ConsumerHandoff:
                 handoff is broken, and memory that was handed out for this frame holds nothing of use.
         """
         machine = self._machine
-        try:
-            frame = self._reader.parse(raw)
-            machine.check(frame.kind, FrameError)
-            event = self._event(frame, destination)
-            machine.apply(frame.kind, FrameError)
-        except BaseException:
-            # Whatever it was, and whoever's fault: what is not verified is not a state to go on from.
-            machine.state = HandoffState.BROKEN
-            raise
+        # Whatever happens below, and whoever's fault it is: without a verified frame there is no state to go on from.
+        before, machine.state = machine.state, HandoffState.BROKEN
+        frame = self._reader.parse(raw)
+        after = transition(before, frame.kind, FrameError)
+        event = self._event(frame, destination)
+        machine.state = after
         return event
 
     def end_of_input(self) -> None:

@@ -60,7 +60,8 @@ def blocks_of(namer: Namer, geometry: Geometry, ids: Sequence[int], *, decoded_f
     chain = []
     for name, parent, start, own in namer.chain(pack_ids(ids)):
         stop = start + len(own) // 4
-        head = BlockHead(name, parent, start, own, decoded_from is not None and stop > decoded_from)
+        decoded = decoded_from is not None and stop > decoded_from
+        head = BlockHead(name, parent, start, own, max(start, decoded_from or 0) if decoded else None)
         chain.append(make_block(geometry, head, expected_payload(geometry, ids, start, stop)))
     return chain
 
@@ -122,6 +123,7 @@ class Shelf:
     def reopen(self) -> None:
         self.files = FaultyFiles(self.directory)
         self.files.prepare()
+        (self.directory / "key").write_bytes(KEY)
         self.namer = Namer(KEY, self.identities)
         self.disk = DiskTier(self.files, self.namer, self.geometry, self.disk_nbytes) if self.disk_nbytes else None
         self.store = BlockStore(self.namer, self.geometry, self.memory_nbytes, self.disk)

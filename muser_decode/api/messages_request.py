@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
 from muser_decode.api.limits import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
 from muser_decode.api.parameters import INT64_MAX, MIN_TEMPERATURE, Parameters
-from muser_decode.api.schemas import Asked, read_model
+from muser_decode.api.schemas import Asked, read_model, read_schema
 from muser_decode.api.tools import Toolbox, check_count, only, read_function, required
 from muser_decode.api.turns import named_results
 from muser_decode.engine.request import SamplingParams
@@ -39,14 +40,37 @@ def read_messages_request(body: dict[str, object], *, counting: bool = False) ->
     for name in ("mcp_servers", "container"):
         if fields.raw(name) not in (None, []):
             raise unsupported(name, f"{name!r} is not supported.")
+    messages, opening = _begun(_messages(fields))
     asked = Asked(
         model=read_model(fields),
-        messages=(*_system(fields), *_messages(fields)),
+        messages=(*_system(fields), *messages),
+        opening=opening,
+        schema=_format(fields),
         parameters=Parameters(max_tokens, _sampling(fields), _stops(fields)),
         toolbox=_toolbox(fields),
         effort=_effort(fields),
     )
+    if asked.schema is not None and asked.toolbox.required:
+        raise invalid("output_config.format", "'output_config.format' and a required tool call exclude each other.")
     return MessagesRequest(asked, fields.boolean("stream") or False)
+
+
+def _begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
+    """Return the messages, and the text of a last one of the assistant's: the answer goes on from there."""
+    last = messages[-1]
+    if last.role != "assistant" or not last.content or last.tool_calls:
+        return messages, ""
+    return messages[:-1], last.content.rstrip()
+
+
+def _format(fields: Fields) -> Mapping[str, object] | None:
+    config = fields.object("output_config")
+    wanted = None if config is None else config.object("format")
+    if wanted is None:
+        return None
+    if wanted.text("type") != "json_schema":
+        raise unsupported(wanted.param("type"), f"Answers of type {shown(wanted.raw('type'))} are not supported.")
+    return read_schema(wanted, "schema")
 
 
 def _sampling(fields: Fields) -> SamplingParams:

@@ -20,7 +20,17 @@ from muser_decode.api.schemas import Asked
 from muser_decode.engine.request import GenerationRequest, SamplingParams, TokenConstraint
 from muser_decode.formats.base import Parser, PlainParser
 from muser_decode.formats.choice import choose
-from muser_decode.grammar import AfterReasoning, GrammarConstraint, GrammarRefused, Grammars, json_grammar, lark_grammar
+from muser_decode.formats.tagged import THINK
+from muser_decode.grammar import (
+    AfterReasoning,
+    GrammarConstraint,
+    GrammarRefused,
+    Grammars,
+    InCalls,
+    Listener,
+    json_grammar,
+    lark_grammar,
+)
 from muser_decode.template import RESERVED, ChatTemplate, MessagesRefused, Prompt
 
 
@@ -122,6 +132,8 @@ class Kitchen:
         self.check_model(asked.model)
         tools, style = asked.toolbox.tools, self._template.style
         variables = self._variables(asked)
+        if not style.takes_tools and not self._format.tools_as_text and _uses_tools(asked):
+            raise unsupported("tools", "The chat template of this model takes no tools.")
         try:
             turns = self._format.turns(asked.messages, tools, style)
             definitions = [tool.definition() for tool in tools] if style.takes_tools else []
@@ -130,7 +142,15 @@ class Kitchen:
             raise invalid("messages", f"{error}.", "template_error") from error
         if not prompt.ids:
             raise invalid("messages", "The chat template made an empty prompt of these messages.", "template_error")
-        return prompt
+        return self._opened(prompt, asked.opening)
+
+    def _opened(self, prompt: Prompt, text: str) -> Prompt:
+        """Return the prompt with the answer's beginning, where the client gives one."""
+        if not text:
+            return prompt
+        if not self._format.plain_answers or prompt.tail.rstrip().endswith(THINK):
+            raise unsupported("messages", "This model's answers cannot be begun by the last message.")
+        return Prompt([*prompt.ids, *self.backend.tokenizer.encode(text)], prompt.tail)
 
     def _variables(self, asked: Asked) -> Mapping[str, object]:
         named = self._template.style.variables - RESERVED
@@ -144,25 +164,31 @@ class Kitchen:
         return {**effort, **asked.variables}
 
     def _constraint(self, asked: Asked, parser: Callable[[], Parser]) -> Callable[[], TokenConstraint] | None:
-        if asked.schema is not None:
-            return self._constrained(lambda: json_grammar(asked.schema or {}), parser, "response_format")
-        if asked.toolbox.required:
-            source = self._format.forced_call(asked.toolbox.tools)
-            if source is None:
-                raise unsupported("tool_choice", "This model's message format cannot be made to call a tool.")
-            return self._constrained(lambda: lark_grammar(source), parser, "tools")
-        return None
+        """Return what makes each generation's constraint; None where the answer is free."""
+        tools, form, schema = asked.toolbox.tools, self._format, asked.schema
+        tokenizer = self.backend.tokenizer
+        if schema is not None:
+            either = form.forced_call(tools, schema) if tools else None
+            source = (lambda: json_grammar(schema)) if either is None else (lambda: lark_grammar(either))
+            begin = self._grammar(source, "response_format")
+        elif asked.toolbox.required:
+            forced = _known(form.forced_call(tools), "tool_choice", "be made to call a tool")
+            begin = self._grammar(lambda: lark_grammar(forced), "tools")
+        elif any(tool.strict for tool in tools):
+            strict = _known(form.strict_call(tools), "tools", "be held to 'strict' arguments")
+            begin = self._grammar(lambda: lark_grammar(strict), "tools")
+            return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
+        else:
+            return None
+        return lambda: AfterReasoning(begin(), Listener(parser(), tokenizer))
 
-    def _constrained(
-        self, grammar: Callable[[], str], parser: Callable[[], Parser], param: str
-    ) -> Callable[[], TokenConstraint]:
+    def _grammar(self, grammar: Callable[[], str], param: str) -> Callable[[], TokenConstraint]:
         try:
             matcher = self._grammars.matcher(grammar())
         except GrammarRefused as error:
             raise invalid(param, f"Invalid {param!r}: no grammar can be made of its schema: {error}") from error
-        tokenizer = self.backend.tokenizer
         # Each generation has a state of its own.
-        return lambda: AfterReasoning(GrammarConstraint(matcher.deep_copy()), parser(), tokenizer)
+        return lambda: GrammarConstraint(matcher.deep_copy())
 
     def _prepared(
         self,
@@ -201,6 +227,16 @@ class Kitchen:
         for param, token in (("logit_bias", biased), ("stop_token_ids", max(parameters.stop_ids, default=0))):
             if token >= size:
                 raise invalid(param, f"Invalid {param!r}: {token} is not a token of this model, which has {size}.")
+
+
+def _uses_tools(asked: Asked) -> bool:
+    return bool(asked.toolbox.tools) or any(turn.tool_calls or turn.role == "tool" for turn in asked.messages)
+
+
+def _known(grammar: str | None, param: str, what: str) -> str:
+    if grammar is None:
+        raise unsupported(param, f"This model's message format cannot {what}.")
+    return grammar
 
 
 def derived(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -15,7 +15,6 @@ Schema = dict[str, object]
 
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
-ANY: Schema = {}
 FREE: Schema = {"type": "object", "additionalProperties": True}
 
 

@@ -28,6 +28,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 class Asked:
     """What any endpoint asks of the model. `schema` is that of a JSON answer, None for free text.
 
+    `opening` is a text that the client says the answer begins with; it is not repeated in the answer.
     `effort` is OpenAI's word for how much to reason; None leaves it to the model.
     """
 
@@ -38,6 +39,7 @@ class Asked:
     schema: Mapping[str, object] | None = None
     effort: str | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
+    opening: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,9 @@ def read_function(fields: Fields, schema: str) -> Tool:
     if not _NAME.fullmatch(name):
         param = fields.param("name")
         raise invalid(param, f"Invalid {param!r}: expected 1 to 128 letters, digits, '_', '-' or '.'.")
-    if fields.boolean("strict"):
-        raise unsupported(fields.param("strict"), "'strict' arguments are not supported; leave it out or false.")
     parameters = fields.object(schema)
-    return Tool(name, fields.text("description") or "", {} if parameters is None else parameters.values())
+    given = {} if parameters is None else parameters.values()
+    return Tool(name, fields.text("description") or "", given, fields.boolean("strict") or False)
 
 
 def chosen(choice: object, tools: tuple[Tool, ...], parallel: bool) -> Toolbox:

@@ -46,7 +46,7 @@ class Prefilling:
         self._tokens = len(request.prompt_ids) - 1
         self._staged = dict.fromkeys(Origin, 0)
         self._held_reason = ""
-        self._held_decoded = False
+        self._decoded_from: int | None = None
         self._last_held: Block | None = None
         self.begun_recorder: Recorder | None = None
         self.ids = list(request.prompt_ids)
@@ -88,7 +88,7 @@ class Prefilling:
         """Return what saves this cache, if anything does. The first call comes when everything held is installed."""
         recording = self._workshop.recording
         if self.begun_recorder is None and recording is not None:
-            self.begun_recorder = recording.begin(self.cache, self.ids, self._last_held, decoded=self._held_decoded)
+            self.begun_recorder = recording.begin(self.cache, self.ids, self._last_held, self._decoded_from)
         return self.begun_recorder
 
     def _record_chunk(self) -> None:
@@ -121,8 +121,9 @@ class Prefilling:
         span("commit", chunk.start // self._workshop.chunk_tokens, started_ns)
         self._staged[chunk.origin] += self.cache.length - before
         if chunk.block is not None:
-            self._held_decoded |= chunk.block.head.decoded
             self._last_held = chunk.block
+            if self._decoded_from is None and chunk.stop > chunk.block.head.prefilled_stop:
+                self._decoded_from = chunk.block.head.prefilled_stop
         self._report_progress()
 
     def _end_held(self, ending: HeldEnded) -> None:
@@ -166,5 +167,5 @@ class Prefilling:
             memory_tokens=self._staged[Origin.MEMORY],
             disk_tokens=self._staged[Origin.DISK],
             held_reason=self._held_reason,
-            held_decoded=self._held_decoded,
+            held_decoded=self._decoded_from is not None,
         )

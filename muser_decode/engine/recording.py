@@ -107,12 +107,12 @@ class Recording:
         self._keeper, self._geometry, self._chunk_tokens = keeper, geometry, chunk_tokens
         self._closing: list[Recorder] = []
 
-    def begin(self, cache: KVCache, ids: list[int], last: Block | None, *, decoded: bool) -> Recorder:
-        """Return the recorder of a cache that holds what this node held, of which decode produced part or not.
+    def begin(self, cache: KVCache, ids: list[int], last: Block | None, decoded_from: int | None) -> Recorder:
+        """Return the recorder of a cache that holds what this node held, from `decoded_from` on by decode.
 
         `last` is the last block that was installed: its rows need not be copied back out of the cache.
         """
-        length, prefilled = cache.length, 0 if decoded else len(ids) - 1
+        length, prefilled = cache.length, len(ids) - 1 if decoded_from is None else decoded_from
         boundary = length // self._chunk_tokens * self._chunk_tokens
         if last is not None and last.head.start == boundary < length <= last.head.stop:
             start, saving = length, self._keeper.saving(ids, boundary, prefilled, HeldPart(last, length))

@@ -23,6 +23,10 @@ class Parser(Protocol):
     def answering(self) -> bool:
         """Whether what comes next belongs to the answer that the user sees."""
 
+    @property
+    def call_text(self) -> str | None:
+        """What of an unfinished call has come, after the mark that begins it; None outside a call."""
+
     def feed(self, text: str) -> list[Delta]:
         """Take text."""
 
@@ -38,6 +42,7 @@ class PlainParser:
 
     held = 0
     answering = True
+    call_text = None
 
     def feed(self, text: str) -> list[Delta]:
         """See `Parser`."""
@@ -69,6 +74,14 @@ class MessageFormat(Protocol):
         """A word for logs and the status."""
 
     @property
+    def tools_as_text(self) -> bool:
+        """Whether a template that knows no tools is no obstacle to using them."""
+
+    @property
+    def plain_answers(self) -> bool:
+        """Whether an answer's text follows the prompt directly, so that a client can give its beginning."""
+
+    @property
     def template(self) -> str:
         """The Jinja source for a checkpoint that brings none."""
 
@@ -84,8 +97,14 @@ class MessageFormat(Protocol):
     def stop_ids(self, special_ids: Mapping[str, int], eos_ids: frozenset[int]) -> frozenset[int]:
         """Return the ids that end an answer."""
 
-    def forced_call(self, tools: Sequence[Tool]) -> str | None:
-        """Return a grammar of answers that call one of `tools`; None where it is not known."""
+    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
+        """Return a grammar of answers that call one of `tools`, or follow the schema `answer` where there is one.
+
+        None where no grammar of text describes such answers.
+        """
+
+    def strict_call(self, tools: Sequence[Tool]) -> str | None:
+        """Return a grammar of what follows the mark that begins a call; None where calls cannot be constrained."""
 
 
 def turn(message: Message) -> dict[str, object]:

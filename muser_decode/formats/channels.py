@@ -51,6 +51,11 @@ class ChannelParser:
         """See `Parser`."""
         return self._state is _State.USER
 
+    @property
+    def call_text(self) -> str | None:
+        """See `Parser`."""
+        return self._buffer if self._state is _State.TOOL else None
+
     def feed(self, text: str) -> list[Delta]:
         """See `Parser`."""
         if not text:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from muser_decode.formats.base import Parser, PlainParser, Style, call_json, turn, with_system
+from muser_decode.formats.base import JsonObject, Parser, PlainParser, Style, call_json, turn, with_system
 from muser_decode.formats.conversation import Message, Tool
-from muser_decode.formats.tagged import THINK, CallTags, TaggedParser, call_grammar
+from muser_decode.formats.tagged import THINK, CallTags, TaggedParser, body_grammar, call_grammar
 
 TAGS = CallTags("<tool_call>", "</tool_call>")
 RESULT, RESULT_END = "<tool_response>", "</tool_response>"
@@ -25,6 +25,8 @@ class ChatmlHermes:
     """See `MessageFormat`. A template that knows no tools gets them as text, in the same tags."""
 
     name = "chatml-hermes"
+    tools_as_text = True
+    plain_answers = True
     template = TEMPLATE
 
     def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
@@ -53,9 +55,13 @@ class ChatmlHermes:
         end = special_ids.get("<|im_end|>")
         return eos_ids if end is None else eos_ids | {end}
 
-    def forced_call(self, tools: Sequence[Tool]) -> str | None:
+    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
         """See `MessageFormat`."""
-        return call_grammar(tools, TAGS)
+        return call_grammar(tools, TAGS, answer)
+
+    def strict_call(self, tools: Sequence[Tool]) -> str | None:
+        """See `MessageFormat`."""
+        return body_grammar(tools, TAGS)
 
 
 def instructions(tools: Sequence[Tool]) -> str:

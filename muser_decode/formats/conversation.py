@@ -33,11 +33,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, which `strict` enforces."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, object] = field(default_factory=dict)
+    strict: bool = False
 
     def definition(self) -> dict[str, object]:
         """Return the definition in the shape that chat templates read."""

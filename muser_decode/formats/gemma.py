@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from muser_decode.formats.base import Parser, PlainParser, Style, call_json, turn, with_system
+from muser_decode.formats.base import JsonObject, Parser, PlainParser, Style, call_json, turn, with_system
 from muser_decode.formats.conversation import Message, Tool
-from muser_decode.formats.tagged import CallTags, TaggedParser, call_grammar
+from muser_decode.formats.tagged import CallTags, TaggedParser, body_grammar, call_grammar
 
 TAGS = CallTags("```tool_call\n", "\n```")
 
@@ -28,6 +28,8 @@ class Gemma:
     """See `MessageFormat`."""
 
     name = "gemma"
+    tools_as_text = True
+    plain_answers = True
     template = TEMPLATE
 
     def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
@@ -56,9 +58,13 @@ class Gemma:
         end = special_ids.get("<end_of_turn>")
         return eos_ids if end is None else eos_ids | {end}
 
-    def forced_call(self, tools: Sequence[Tool]) -> str | None:
+    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
         """See `MessageFormat`."""
-        return call_grammar(tools, TAGS)
+        return call_grammar(tools, TAGS, answer)
+
+    def strict_call(self, tools: Sequence[Tool]) -> str | None:
+        """See `MessageFormat`."""
+        return body_grammar(tools, TAGS)
 
 
 def instructions(tools: Sequence[Tool]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from muser_decode.formats.base import Parser, Style, turn
+from muser_decode.formats.base import JsonObject, Parser, Style, turn
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.conversation import Message, Tool
 
@@ -48,6 +48,8 @@ class Muse:
     """See `MessageFormat`."""
 
     name = "muse"
+    tools_as_text = False
+    plain_answers = False
     template = TEMPLATE
 
     def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
@@ -69,6 +71,10 @@ class Muse:
         more = special_ids.get("<|eom|>")
         return frozenset(special_ids[stop] for stop in STOPS if stop in special_ids) | (eos_ids - {more})
 
-    def forced_call(self, tools: Sequence[Tool]) -> str | None:
-        """See `MessageFormat`. Reasoning comes first, so no grammar of text alone describes the answer."""
+    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
+        """See `MessageFormat`. Control tokens stand in such answers, which no grammar of text describes."""
+        return None
+
+    def strict_call(self, tools: Sequence[Tool]) -> str | None:
+        """See `MessageFormat`. Values in the XML-like body are not JSON."""
         return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Call, Content, Delta, Reasoning, Tool
 from muser_decode.formats.typed import coerced_arguments, parse_json
 
@@ -57,6 +58,11 @@ class TaggedParser:
     def answering(self) -> bool:
         """See `Parser`."""
         return self._state not in (_State.OPENING, _State.THINKING)
+
+    @property
+    def call_text(self) -> str | None:
+        """See `Parser`."""
+        return self._buffer if self._state is _State.CALL else None
 
     def feed(self, text: str) -> list[Delta]:
         """See `Parser`."""
@@ -180,17 +186,35 @@ def read_call(body: str, tools: Sequence[Tool]) -> Call | None:
     return Call(name, coerced_arguments(arguments, tools, name))
 
 
-def call_grammar(tools: Sequence[Tool], tags: CallTags) -> str:
-    """Return a grammar, in llguidance's dialect of Lark, of one call in tags."""
+def call_grammar(tools: Sequence[Tool], tags: CallTags, answer: JsonObject | None = None) -> str:
+    """Return a grammar, in llguidance's dialect of Lark, of one call in tags, or of a JSON `answer` instead."""
+    other = "" if answer is None else f" | answer\nanswer: %json {_compact(answer)}"
+    start = f"start: {json.dumps(tags.start)} call {json.dumps(tags.end)}{other}"
+    return f"{start}\ncall: %json {_compact(_calls(tools, strict=True))}\n"
+
+
+def body_grammar(tools: Sequence[Tool], tags: CallTags) -> str:
+    """Return a grammar of a call's body and end. The arguments of tools that are not strict are free."""
+    start = f"start: SPACE call SPACE {json.dumps(tags.end.strip())}\nSPACE: /[ \\n]{{0,4}}/"
+    return f"{start}\ncall: %json {_compact(_calls(tools, strict=False))}\n"
+
+
+def _calls(tools: Sequence[Tool], *, strict: bool) -> JsonObject:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.definition_parameters()},
+            "properties": {
+                "name": {"const": tool.name},
+                "arguments": tool.definition_parameters() if strict or tool.strict else {"type": "object"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
         for tool in tools
     ]
+    return {"anyOf": calls}
+
+
+def _compact(schema: JsonObject) -> str:
     # Without a bound on white space a model could go on with it for ever.
-    schema = {"anyOf": calls, "x-guidance": {"whitespace_flexible": False}}
-    return f"start: {json.dumps(tags.start)} call {json.dumps(tags.end)}\ncall: %json {json.dumps(schema)}\n"
+    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}})

@@ -57,7 +57,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
     for block in () if arguments.json else blocks:
         row = _row(block)
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(block.facts.used_ns / 1e9))
-        mark = "  decoded" if block.head.decoded else ""
+        mark = f"  decoded from {block.head.decoded_from}" if block.head.decoded_from is not None else ""
         print(f"{row['state']}  {row['name']}  {row['start']}-{row['stop']}  {row['nbytes']:,} bytes  {used}{mark}")
     for file in unreadable:
         print(f"muser: {file.facts.name}: {file.reason}", file=sys.stderr)
@@ -98,12 +98,14 @@ def run_stats(arguments: argparse.Namespace) -> int:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Check every byte of every block; a node deletes a damaged one when it meets it."""
     files, damaged, checked = _files(arguments), 0, 0
-    if files.directory.is_dir():
-        for facts, reason in check_blocks(files):
+    try:
+        for facts, reason in check_blocks(files) if files.directory.is_dir() else ():
             checked += 1
             if reason:
                 damaged += 1
                 print(f"{facts.name}: {reason}")
+    except OSError as error:
+        raise unusable(files.directory, error) from error
     print(f"{checked} blocks read, {damaged} damaged")
     return EXIT_DAMAGED if damaged else 0
 
@@ -169,7 +171,7 @@ def _row(block: Listed) -> dict[str, object]:
         "stop": block.head.stop,
         "nbytes": block.facts.nbytes,
         "used_s": round(block.facts.used_ns / 1e9, 3),
-        "decoded": block.head.decoded,
+        "decoded_from": block.head.decoded_from,
     }
 
 

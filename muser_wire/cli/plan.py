@@ -47,7 +47,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--link", type=float, default=DEFAULT_LINK_GB_S, metavar="GB/S", help="default: %(default)s")
     parser.add_argument("--chunk", type=int, default=DEFAULT_CHUNK_TOKENS, metavar="TOKENS", help="the grid")
     policies = [policy.value for policy in WindowPolicy]
-    parser.add_argument("--windows", choices=policies, default="rolling", help="what sliding layers send; nodes use rolling")
+    parser.add_argument(
+        "--windows", choices=policies, default="rolling", help="what sliding layers send; nodes use rolling"
+    )
     parser.add_argument("--element", choices=[e.value for e in ElementType], default=ElementType.F16.value)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_plan)

@@ -88,13 +88,17 @@ def pack_ids(token_ids: npt.ArrayLike) -> bytes:
 
 @dataclass(frozen=True)
 class BlockHead:
-    """What a block is, without its planes. `ids` are its own tokens, packed; `decoded`: decode produced part of it."""
+    """What a block is, without its planes. `ids` are its own tokens, packed.
+
+    `decoded_from` is the first position that decode produced, or that was computed on top of such a one; None
+    when prefill produced all of it.
+    """
 
     name: Digest
     parent: Digest
     start: int
     ids: bytes
-    decoded: bool
+    decoded_from: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -105,6 +109,11 @@ class BlockHead:
     def stop(self) -> int:
         """The position after its last token."""
         return self.start + self.tokens
+
+    @property
+    def prefilled_stop(self) -> int:
+        """The position after the last token that prefill alone produced; `start` when there is none."""
+        return self.stop if self.decoded_from is None else max(self.start, self.decoded_from)
 
     @cached_property
     def token_ids(self) -> npt.NDArray[np.uint32]:

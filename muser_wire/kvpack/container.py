@@ -1,47 +1,56 @@
-"""A block as a file: safetensors, with its tokens, its planes by layer, and a digest over all of it.
+"""A block as a file: safetensors, with its tokens, its planes by layer, and a seal over all of it.
 
-The header is canonical: it is a function of the head, the geometry and the digest. A reader rebuilds it and
-compares, so no byte of a file escapes a check: the header by comparison, the rest by the digest.
+The header is canonical: it is a function of the head, the geometry and the seal. A reader rebuilds it and
+compares, so no byte of a file escapes a check: the header by comparison, the rest by the seal.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+from dataclasses import dataclass
 from typing import Any
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from muser_wire.geometry import Geometry
 from muser_wire.identities import Digest
 from muser_wire.kvpack.block import ID_NBYTES, Block, BlockHead, block_layout, make_block
 from muser_wire.kvpack.errors import BlockInvalid
+from muser_wire.kvpack.naming import Namer, seal_key
 
 FORMAT = "muser kvpack 1"
 LENGTH_NBYTES = 8
 ALIGNMENT = 8
+NONCE_NBYTES = 12
+PIECE_NBYTES = 8 << 20
 MAX_HEADER_NBYTES = 1 << 20
 """A header of a thousand layers takes 300 kB."""
 
 
-def encode(geometry: Geometry, state: Digest, block: Block) -> tuple[bytes, memoryview]:
+def encode(geometry: Geometry, namer: Namer, block: Block) -> tuple[bytes, memoryview]:
     """Return a block's file in two parts: header with token ids, and payload, which is not copied."""
-    return _prefix(geometry, state, block.head, block.payload), block.payload
+    seal = Seal(namer.seal_key, os.urandom(NONCE_NBYTES))
+    return _prefix(geometry, namer, block.head, block.payload, seal), block.payload
 
 
-def decode(geometry: Geometry, state: Digest, head: BlockHead, data: bytes) -> Block:
+def decode(geometry: Geometry, namer: Namer, head: BlockHead, data: bytes) -> Block:
     """Return the block in a file's bytes, after checking every one of them.
 
     Raises:
         BlockInvalid: it is not this block of this state, or a byte is wrong.
     """
-    start = LENGTH_NBYTES + header_nbytes(data) + len(head.ids)
-    payload = memoryview(data)[start:]
-    if data[:start] != _prefix(geometry, state, head, payload):
-        raise BlockInvalid(f"block {head.name.hex()[:16]} differs from its digest")
+    length = LENGTH_NBYTES + header_nbytes(data)
+    payload = memoryview(data)[length + len(head.ids) :]
+    seal = Seal(namer.seal_key, _nonce(data[LENGTH_NBYTES:length]))
+    start = length + len(head.ids)
+    if data[:start] != _prefix(geometry, namer, head, payload, seal):
+        raise BlockInvalid(f"block {head.name.hex()[:16]} differs from its seal")
     return make_block(geometry, head, payload)
 
 
-def check_file(data: bytes) -> Digest:
-    """Check every byte of a file without knowing its model; return the name of the block in it.
+def check_file(key: bytes, data: bytes) -> Digest:
+    """Check every byte of a file under a store's key, without knowing its model; return the name of the block in it.
 
     Raises:
         BlockInvalid: a byte is wrong.
@@ -50,12 +59,9 @@ def check_file(data: bytes) -> Digest:
     header = data[LENGTH_NBYTES:start]
     head, _, _ = decode_head(header)
     entries = json.loads(header)
-    stated = entries["__metadata__"].get("digest")
-    entries["__metadata__"]["digest"] = ""
-    digest = _digest(_framed(entries), memoryview(data)[start:])
-    entries["__metadata__"]["digest"] = digest
-    if stated != digest or data[:start] != _framed(entries):
-        raise BlockInvalid(f"block {head.name.hex()[:16]} differs from its digest")
+    seal = Seal(seal_key(key), _nonce(header))
+    if data[:start] != seal.close(entries, b"", memoryview(data)[start:]):
+        raise BlockInvalid(f"block {head.name.hex()[:16]} differs from its seal")
     return head.name
 
 
@@ -84,7 +90,8 @@ def decode_head(header: bytes) -> tuple[BlockHead, Digest, int]:
             raise BlockInvalid(f"the format is {meta['format']!r}, not {FORMAT!r}")
         name, parent, state = (Digest(bytes.fromhex(meta[field])) for field in ("name", "parent", "state"))
         (tokens,) = parsed["token_ids"]["shape"]
-        head = BlockHead(name, parent, int(meta["start"]), b"", {"yes": True, "no": False}[meta["decoded"]])
+        decoded_from = int(meta["decoded_from"]) if meta["decoded_from"] else None
+        head = BlockHead(name, parent, int(meta["start"]), b"", decoded_from)
         return head, state, int(tokens)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BlockInvalid("the header is not that of a block") from error
@@ -97,31 +104,55 @@ def drops_rows(header: bytes) -> bool:
     return any(entry["shape"][0] != tokens for name, entry in parsed.items() if name.startswith("layers."))
 
 
-def _prefix(geometry: Geometry, state: Digest, head: BlockHead, payload: memoryview) -> bytes:
+@dataclass(frozen=True)
+class Seal:
+    """A keyed digest over a whole file: the tag of AES-GCM over data that is not encrypted.
+
+    It runs at memory speed, where SHA-256 is slower than a good disk. `nonce` is fresh for each file.
+    """
+
+    key: bytes
+    nonce: bytes
+
+    def close(self, entries: dict[str, Any], ids: bytes, payload: memoryview) -> bytes:
+        """Return length, header and ids of a file whose header has these entries, with nonce and tag filled in."""
+        entries["__metadata__"] |= {"nonce": self.nonce.hex(), "tag": ""}
+        sealer = Cipher(algorithms.AES(self.key), modes.GCM(self.nonce)).encryptor()
+        sealer.authenticate_additional_data(_framed(entries) + ids)
+        # In pieces, so that no other thread waits long for the interpreter.
+        for at in range(0, len(payload), PIECE_NBYTES):
+            sealer.authenticate_additional_data(payload[at : at + PIECE_NBYTES])
+        sealer.finalize()
+        entries["__metadata__"]["tag"] = sealer.tag.hex()
+        return _framed(entries) + ids
+
+
+def _nonce(header: bytes) -> bytes:
+    try:
+        nonce = bytes.fromhex(json.loads(header)["__metadata__"]["nonce"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BlockInvalid("the header names no nonce") from error
+    if len(nonce) != NONCE_NBYTES:
+        raise BlockInvalid("the header names no nonce")
+    return nonce
+
+
+def _prefix(geometry: Geometry, namer: Namer, head: BlockHead, payload: memoryview, seal: Seal) -> bytes:
     """Return what comes before a block's payload."""
-    entries = _entries(geometry, state, head)
-    entries["__metadata__"]["digest"] = _digest(_framed(entries) + head.ids, payload)
-    return _framed(entries) + head.ids
-
-
-def _digest(before: bytes, rest: memoryview) -> str:
-    """Return SHA-256 over a whole file in whose header the digest's own place is empty."""
-    h = hashlib.sha256(b"muser kvpack block 1")
-    h.update(before)
-    h.update(rest)
-    return h.hexdigest()
+    return seal.close(_entries(geometry, namer.state, head), head.ids, payload)
 
 
 def _entries(geometry: Geometry, state: Digest, head: BlockHead) -> dict[str, Any]:
     entries: dict[str, Any] = {
         "__metadata__": {
-            "decoded": "yes" if head.decoded else "no",
-            "digest": "",
+            "decoded_from": "" if head.decoded_from is None else str(head.decoded_from),
             "format": FORMAT,
             "name": head.name.hex(),
+            "nonce": "",
             "parent": head.parent.hex(),
             "start": str(head.start),
             "state": state.hex(),
+            "tag": "",
         },
         "token_ids": _entry("U32", [head.tokens], 0, head.tokens * ID_NBYTES),
     }

@@ -117,7 +117,7 @@ class DiskTier:
         """Return a block, verified in full; None when that fails, and then its file is gone."""
         file = self.file_name(head.name)
         try:
-            block = decode(self._geometry, self._namer.state, head, self._files.read(file))
+            block = decode(self._geometry, self._namer, head, self._files.read(file))
         except (OSError, BlockInvalid) as error:
             _log.warning("block_invalid name=%s reason=%s", head.name.hex()[:16], error)
             self.drop(head.name)
@@ -150,7 +150,7 @@ class DiskTier:
         return f"{self._namer.state.hex()[:STATE_CHARS]}-{name.hex()}{SUFFIX}"
 
     def _save(self, block: Block, used_ns: int) -> Saved:
-        parts = encode(self._geometry, self._namer.state, block)
+        parts = encode(self._geometry, self._namer, block)
         nbytes = sum(len(part) for part in parts)
         file = self.file_name(block.head.name)
         victims = self._victims(nbytes, used_ns, replaced=file)

@@ -42,7 +42,7 @@ class Match:
     @property
     def decoded(self) -> bool:
         """Whether decode produced part of what is held."""
-        return any(held.head.decoded for held in self.blocks)
+        return any(held.stop > held.head.prefilled_stop for held in self.blocks)
 
 
 class Index:
@@ -96,7 +96,9 @@ class Index:
         return [
             sibling.name
             for sibling in self._siblings(head.parent)
-            if sibling.tokens < head.tokens and head.ids.startswith(sibling.ids) and sibling.decoded >= head.decoded
+            if sibling.tokens < head.tokens
+            and head.ids.startswith(sibling.ids)
+            and sibling.prefilled_stop <= head.prefilled_stop
         ]
 
     def match(self, ids: bytes) -> Match:
@@ -123,7 +125,7 @@ class Index:
             if len(own) < self._namer.chunk_tokens * ID_NBYTES:
                 return chain, parent, f"nothing held goes beyond token {len(chain) * self._namer.chunk_tokens}"
             head = self._heads.get(name)
-            if head is None or not self._usable(head):
+            if head is None or self._usable_stop(head) < head.stop:
                 return chain, parent, f"no block continues token {len(chain) * self._namer.chunk_tokens}"
             chain.append(Held(head, head.stop))
             parent = name
@@ -134,10 +136,10 @@ class Index:
         wanted = np.frombuffer(rest, dtype="<u4")
         best: Held | None = None
         for head in self._siblings(parent):
-            tokens = common_tokens(head.token_ids, wanted)
+            tokens = min(common_tokens(head.token_ids, wanted), self._usable_stop(head) - head.start)
             if tokens < head.tokens and not resumes_inside(self._geometry, head.start, head.stop):
                 continue
-            if tokens and self._usable(head) and (best is None or head.start + tokens > best.stop):
+            if tokens and (best is None or head.start + tokens > best.stop):
                 best = Held(head, head.start + tokens)
         return best
 
@@ -145,8 +147,8 @@ class Index:
         for name in self._children.get(parent, ()):
             yield self._heads[name]
 
-    def _usable(self, head: BlockHead) -> bool:
-        return self._reuse_decoded or not head.decoded
+    def _usable_stop(self, head: BlockHead) -> int:
+        return head.stop if self._reuse_decoded else head.prefilled_stop
 
 
 def common_tokens(left: np.ndarray, right: np.ndarray) -> int:

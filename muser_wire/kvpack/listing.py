@@ -13,7 +13,7 @@ import numpy as np
 from muser_wire.identities import Digest
 from muser_wire.kvpack.block import ID_NBYTES, BlockHead
 from muser_wire.kvpack.container import LENGTH_NBYTES, check_file, decode_head, drops_rows, header_nbytes
-from muser_wire.kvpack.disk import SUFFIX
+from muser_wire.kvpack.disk import KEY_FILE, SUFFIX
 from muser_wire.kvpack.errors import BlockInvalid
 from muser_wire.kvpack.files import FileFacts, Files
 from muser_wire.kvpack.index import common_tokens
@@ -63,11 +63,16 @@ def list_blocks(files: Files) -> tuple[list[Listed], list[Unreadable]]:
 
 
 def check_blocks(files: Files) -> Iterator[tuple[FileFacts, str]]:
-    """Read every file in full; yield each with what is wrong with it, or an empty text."""
+    """Read every file in full; yield each with what is wrong with it, or an empty text.
+
+    Raises:
+        OSError: the store's key or its directory cannot be read.
+    """
+    key = files.read(KEY_FILE)
     for facts in _block_files(files):
         reason = ""
         try:
-            name = check_file(files.read(facts.name))
+            name = check_file(key, files.read(facts.name))
             if name.hex() not in facts.name:
                 reason = "it lies under another block's name"
         except (BlockInvalid, OSError) as error:

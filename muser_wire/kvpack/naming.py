@@ -36,6 +36,11 @@ def state_digest(identities: Identities, computed: str = "") -> Digest:
     return digest_of(b"muser kvpack state 1", *parts, computed.encode())
 
 
+def seal_key(key: bytes) -> bytes:
+    """Return the key under which a store's files are sealed, from the store's own."""
+    return hashlib.blake2b(b"files", key=key, digest_size=KEY_NBYTES, person=LABEL).digest()
+
+
 class Namer:
     """Names the blocks of one model's state under one store's key; see `state_digest`."""
 
@@ -43,6 +48,7 @@ class Namer:
         if len(key) != KEY_NBYTES:
             raise ValueError(f"a store's key has {KEY_NBYTES} bytes, not {len(key)}")
         self._key = key
+        self.seal_key = seal_key(key)
         self.chunk_tokens = identities.chunk_tokens
         self.state = state_digest(identities, computed)
         self.root = self._digest(self.state)

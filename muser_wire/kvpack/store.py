@@ -143,7 +143,7 @@ class BlockStore:
                 self._counts.orphans += 1
                 return None
             present = self._index.get(head.name)
-            if present is not None and present.decoded <= head.decoded:
+            if present is not None and present.prefilled_stop >= head.prefilled_stop:
                 return Kept(block, (), (), self._now_ns, present=True)
             lineage, now_ns = tuple(self._index.ancestry(head)), self._tick()
             self._memory.touch(lineage, now_ns)

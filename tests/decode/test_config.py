@@ -97,3 +97,14 @@ def test_a_value_out_of_range_is_refused_by_the_flags_name(
         parsed(f"{flag}={value}")
     assert ended.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_caches_are_off_unless_they_get_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    config = parsed()
+    assert (config.cache_memory_mb, config.cache_disk_mb, config.cache_dir) == (0, 0, None)
+    config = parsed("--cache-memory-mb", "500", "--cache-disk-mb", "2000", "--cache-dir", "x")
+    assert (config.cache_memory_mb, config.cache_disk_mb, config.cache_dir) == (500, 2000, Path("x"))
+    for text in ("-1", "1.5", "1G", ""):
+        with pytest.raises(SystemExit):
+            parsed("--cache-memory-mb", text)
+        assert "--cache-memory-mb" in capsys.readouterr().err

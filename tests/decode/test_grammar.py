@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from muser_decode.engine.request import TokenConstraint
 from muser_decode.formats.chatml_hermes import TAGS
 from muser_decode.formats.conversation import Tool
-from muser_decode.formats.tagged import TaggedParser, call_grammar, read_call
+from muser_decode.formats.tagged import TaggedParser, body_grammar, call_grammar, read_call
 from muser_decode.grammar import (
     ANY_OBJECT,
     AfterReasoning,
@@ -19,6 +19,8 @@ from muser_decode.grammar import (
     GrammarFailed,
     GrammarRefused,
     Grammars,
+    InCalls,
+    Listener,
     json_grammar,
     lark_grammar,
 )
@@ -112,7 +114,7 @@ def test_a_token_that_is_not_allowed_breaks_the_generation(grammars: Grammars, t
 def test_reasoning_is_free_and_the_answer_is_not(grammars: Grammars, tokenizer: Tokenizer) -> None:
     inner = GrammarConstraint(grammars.matcher(json_grammar(SCHEMA)))
     parser = TaggedParser([], TAGS, thinks=True, opened=True)
-    constraint = AfterReasoning(inner, parser, tokenizer)
+    constraint = AfterReasoning(inner, Listener(parser, tokenizer))
     for token in tokenizer.encode("let me see </thi nk> </think"):
         assert constraint.mask() is None
         constraint.accept(token)
@@ -120,3 +122,79 @@ def test_reasoning_is_free_and_the_answer_is_not(grammars: Grammars, tokenizer: 
     constraint.accept(tokenizer.encode(">")[0])
     assert {tokenizer.token_bytes(token)[:1] for token in allowed(constraint)} == {b"{"}
     assert set(json.loads(wander(constraint, tokenizer, 1))) == {"n", "of"}
+
+
+def test_within_a_strict_call_the_schema_holds_and_around_it_nothing_does(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    empty = {"type": "object", "additionalProperties": False}
+    tools = [Tool("f", "", SCHEMA, strict=True), Tool("g", "", empty, strict=True)]
+    matcher = grammars.matcher(lark_grammar(body_grammar(tools, TAGS)))
+    parser = TaggedParser(tools, TAGS, thinks=False, opened=False)
+    constraint = InCalls(lambda: GrammarConstraint(matcher.deep_copy()), Listener(parser, tokenizer), tokenizer)
+    choose = random.Random(4)
+    for _ in range(2):
+        assert constraint.mask() is None
+        for token in tokenizer.encode("words <tool_call>"):
+            assert constraint.mask() is None
+            constraint.accept(token)
+        ids: list[int] = []
+        while constraint.mask() is not None:
+            # The end of a generation is no end of a call.
+            assert not tokenizer.eos_ids & set(allowed(constraint))
+            ids.append(choose.choice(allowed(constraint)))
+            constraint.accept(ids[-1])
+        call = read_call(tokenizer.decode(ids).removesuffix(TAGS.end), tools)
+        assert call is not None, tokenizer.decode(ids)
+        if call.name == "f":
+            assert set(call.arguments) == {"n", "of"}
+
+
+def test_what_came_with_the_mark_of_a_call_counts(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    tools = [Tool("f", "", SCHEMA, strict=True)]
+    matcher = grammars.matcher(lark_grammar(body_grammar(tools, TAGS)))
+
+    class OneToken:
+        """A vocabulary in which one token begins a call and goes on with its body."""
+
+        special_ids: ClassVar[dict[str, int]] = {}
+        encode = staticmethod(tokenizer.encode)
+
+        def token_bytes(self, token_id: int) -> bytes:
+            return [b'<tool_call>\n{"na', b"<tool_call>["][token_id]
+
+    def constraint() -> InCalls:
+        parser = TaggedParser(tools, TAGS, thinks=False, opened=False)
+        odd: Any = OneToken()
+        return InCalls(lambda: GrammarConstraint(matcher.deep_copy()), Listener(parser, odd), odd)
+
+    good = constraint()
+    good.accept(0)
+    assert {tokenizer.token_bytes(token)[:1] for token in allowed(good)} == {b"m"}
+    with pytest.raises(GrammarFailed):
+        constraint().accept(1)
+
+
+def test_a_call_or_an_answer_that_follows_the_schema(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    tools = [Tool("f", "", {"type": "object", "additionalProperties": False})]
+    matcher = grammars.matcher(lark_grammar(call_grammar(tools, TAGS, SCHEMA)))
+    texts = [wander(GrammarConstraint(matcher.deep_copy()), tokenizer, seed) for seed in range(12)]
+    assert {text[0] for text in texts} == {"<", "{"}
+    assert all(set(json.loads(text)) == {"n", "of"} for text in texts if text[0] == "{")
+
+
+def test_arguments_of_a_tool_that_is_not_strict_are_free(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    def fits(text: str, *, strict: bool) -> bool:
+        matcher = grammars.matcher(lark_grammar(body_grammar([Tool("f", "", SCHEMA, strict=strict)], TAGS)))
+        constraint = GrammarConstraint(matcher)
+        for token in tokenizer.encode(text):
+            try:
+                constraint.accept(token)
+            except GrammarFailed:
+                return False
+        return True
+
+    other = '{"name":"f","arguments":{"z":1}}\n</tool_call>'
+    assert fits(other, strict=False)
+    assert not fits(other, strict=True)
+    assert fits('\n{"name":"f","arguments":{"n":1,"of":"a"}}\n</tool_call>', strict=True)

@@ -77,7 +77,7 @@ def test_slabs_of_any_size_give_the_blocks_of_the_request(geometry: Geometry, cu
         expected_payload(geometry, IDS, start, min(start + CHUNK, 22)) for start in (0, 8, 16)
     ]
     assert [block.head.name for block in blocks] == [name for name, *_ in Namer(KEY, identities()).chain(pack_ids(IDS))]
-    assert [block.head.decoded for block in blocks] == [False, True, True]
+    assert [block.head.decoded_from for block in blocks] == [None, 12, 16]
     assert assembly.end() is None
     assert assembly.nbytes == 0
 
@@ -185,11 +185,12 @@ def test_the_next_turn_waits_for_the_end_of_the_one_before_but_not_for_strangers
     saving.close()
     began = time.monotonic()
     keeper.settle([1, 2, 3], timeout_s=10)
+    keeper.settle([*IDS[:20], 1, 2, 3], timeout_s=10)
     assert time.monotonic() - began < 5
     keeper.settle(IDS, timeout_s=0.05)
     timer = threading.Timer(0.05, saving.end)
     timer.start()
-    keeper.settle(IDS, timeout_s=30)
+    keeper.settle([*IDS, 1, 2], timeout_s=30)
     assert not keeper._ending
     timer.join()
 

@@ -84,16 +84,21 @@ def start_producer(path: Path, chunk_tokens: int = CHUNK_TOKENS, max_waiting: in
 
 
 class FaultyService:
-    """A producer's service whose next stream passes through `fault` before the transport takes it."""
+    """A producer's service whose next stream passes through `fault` before the transport takes it.
+
+    `request` is the last one opened, as the consumer sent it.
+    """
 
     def __init__(self, service: ProducerService) -> None:
         self.inner = service
         self.fault: Fault | None = None
+        self.request = b""
 
     def describe(self, request: bytes) -> bytes:
         return self.inner.describe(request)
 
     def open(self, request: bytes, peer: str) -> bytes:
+        self.request = request
         return self.inner.open(request, peer)
 
     def stream(self, request: bytes, call: StreamCall) -> Iterator[bytes]:

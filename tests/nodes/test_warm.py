@@ -238,6 +238,7 @@ def test_the_same_prompt_again_is_warm(model: Model) -> None:
         again = node.ask(PROMPT)
         if resumable_inside(model):
             assert (again.report.route, again.report.memory_tokens) == (Route.WARM, TOKENS)
+            assert not again.report.held_decoded, "the answer lies behind it in the same block"
         else:
             assert (again.report.route, again.report.memory_tokens) == (Route.LOCAL, 96)
         assert again.tokens == model.cold

@@ -234,6 +234,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop_sequences": [1]}, "stop_sequences[0]"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
+    (
+        {
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            "tools": [TOOL],
+            "tool_choice": {"type": "any"},
+        },
+        "output_config.format",
+    ),
+    ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format.type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
 ]
 
 
@@ -242,3 +252,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param:
     with pytest.raises(ApiError) as caught:
         read(**body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_an_answer_goes_on_from_the_assistant_s_last_message(kit: Any) -> None:
+    begun = [USER, {"role": "assistant", "content": "{ "}]
+    body = kit.caller().call(PATH, max_tokens=9, messages=begun).json()
+    assert bytes(i for i in kit.backend.requests[0].prompt_ids if i < 256) == b"user\nHi\nassistant\n{"
+    assert body["content"] == [{"type": "text", "text": "Hello"}]
+    kit.backend.tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    refused = kit.caller().call(PATH, max_tokens=9, messages=begun)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_schema_of_the_answer_is_read() -> None:
+    schema = {"type": "object"}
+    assert read(output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"}).schema == schema
+    assert read(output_config={"effort": "low"}).schema is None

@@ -168,7 +168,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "function", "name": "f", "strict": True}]}, "tools[0].strict"),
     ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 21}, "top_logprobs"),

@@ -132,7 +132,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
     ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
     ({"tool_choice": {"type": "custom"}}, "tool_choice"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "messages[0].tool_calls[0].type"),
     ({"audio": {"voice": "x"}}, "audio"),
@@ -212,6 +211,11 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
         "tools[0].function.parameters",
+        "invalid_type",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+        "tools[0].function.strict",
         "invalid_type",
     ),
     ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),

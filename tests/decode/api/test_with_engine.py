@@ -220,3 +220,36 @@ def test_an_answer_does_not_depend_on_who_else_is_served(kit: Any, backend: Loca
         among = content(pool.submit(caller.chat, "Where?", **body).result())
         assert all(other.result().status_code == 200 for other in others)
     assert among == alone
+
+
+def test_formats_that_cannot_be_constrained_refuse_by_name(kit: Any) -> None:
+    kit.backend.tokenizer.chat_template = None
+    kit.backend.tokenizer.__class__ = type(
+        "Muse",
+        (type(kit.backend.tokenizer),),
+        {"special_ids": {"<|start|>": 256, "<|message|>": 257, "<|eot|>": 258, "<|eom|>": 259}, "vocab_size": 260},
+    )
+    caller = kit.caller()
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    assert caller.chat(tools=TOOLS, tool_choice="required").json()["error"]["param"] == "tool_choice"
+    assert caller.chat(tools=strict).json()["error"]["param"] == "tools"
+    assert caller.chat(reasoning_effort="none").json()["error"]["param"] == "reasoning_effort"
+    assert caller.chat(tools=TOOLS).status_code == 200
+    kit.backend.tokenizer.chat_template = "{{ messages[0].content }}"
+    caller = kit.caller()
+    assert caller.chat(tools=TOOLS).json()["error"]["param"] == "tools"
+    result = [{"role": "tool", "tool_call_id": "c", "content": "x"}]
+    assert caller.call("/v1/chat/completions", messages=result).json()["error"]["param"] == "tools"
+    assert caller.chat().status_code == 200
+
+
+def test_strict_tools_are_taken(ask: Any) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    assert ask(tools=strict, max_tokens=8, temperature=0).status_code == 200
+
+
+def test_variables_that_the_template_does_not_read_are_refused(ask: Any) -> None:
+    error = ask(chat_template_kwargs={"mood": "calm"}).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "chat_template_kwargs.mood")
+    # Nor can a client take the place of what the server says itself.
+    assert ask(chat_template_kwargs={"messages": []}).status_code == 400

@@ -24,7 +24,7 @@ def test_ls_names_each_block(directory: Path, capsys: pytest.CaptureFixture[str]
     assert main(["cache", "ls", "--dir", str(directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[2] for line in lines] == ["0-8", "8-16", "16-20"]
-    assert [line.endswith("decoded") for line in lines] == [False, False, True]
+    assert [line.endswith("decoded from 17") for line in lines] == [False, False, True]
     assert main(["cache", "ls", "--json", "--dir", str(directory)]) == 0
     assert [block["stop"] for block in json.loads(capsys.readouterr().out)["blocks"]] == [8, 16, 20]
 

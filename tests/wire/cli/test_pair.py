@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,9 +16,13 @@ import pytest
 from paired_homes import YEAR_S, own, paired, stranger
 
 from muser_wire.cli.__main__ import main
+from muser_wire.errors import TransportError
 from muser_wire.pairing.card import Card, Role
 from muser_wire.pairing.credentials import load_credentials
+from muser_wire.pairing.errors import ExchangeError, PairingError
+from muser_wire.pairing.exchange import Exchange, Side
 from muser_wire.pairing.store import PeerStore
+from muser_wire.transport.pairing import PairingLink, call
 
 HOST = "127.0.0.2"
 START_S = 30.0
@@ -125,9 +130,76 @@ def test_a_caller_that_is_no_muser_does_not_end_the_listening(tmp_path: Path, st
     port = int(read_until(listener, r"Listening on \S+ port (\d+)")[1])
     with socket.create_connection((HOST, port), START_S) as other:
         other.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        read_until(listener, "is no Muser that pairs.*still listening")
+        read_until(listener, "speaks another protocol|announces.*still listening")
     caller = started(tmp_path / "c", "connect", f"{HOST}:{port}")
     read_until(caller, CODE.pattern)
+
+
+def attack(listener: subprocess.Popen[str], folder: Path, *, reveals: bool) -> tuple[Exchange, PairingLink]:
+    """Call a listener with keys of one's own; return the exchange with its code known, or one step before."""
+    port = int(read_until(listener, r"Listening on \S+ port (\d+)")[1])
+    thief = own(folder / "thief", Role.DECODE)
+    exchange = Exchange(Side.CALLER, thief.node_key, thief.card(), os.urandom(32), time.time())
+    link = call(HOST, port)
+    link.send(exchange.begin())
+    reveal = exchange.receive(link.receive())
+    if reveals:
+        link.send(reveal)
+        exchange.receive(link.receive())
+    return exchange, link
+
+
+def test_an_attacker_that_hangs_up_after_our_reveal_ends_the_listening(tmp_path: Path, started: Started) -> None:
+    """It knows the code by then. If it could call again, it would go on until the code suits it."""
+    listener = started(tmp_path / "p", "listen", "--host", HOST, "--port", "0")
+    exchange, link = attack(listener, tmp_path, reveals=True)
+    assert read_until(listener, CODE.pattern)[1] == exchange.code
+    port = link._connection.getpeername()[1]
+    link.close()
+    status, out = answer(listener, "y")
+    assert status == 2
+    assert re.search(r"closed the connection\. Nothing was stored.*start `muser pair listen` again", out)
+    assert PeerStore(tmp_path / "p").read().peers == ()
+    with pytest.raises(TransportError, match="does not answer"):
+        call(HOST, port)
+
+
+@pytest.mark.parametrize("how", ["closes", "resets", "shows a card of the same role", "shows another card"])
+def test_an_attacker_that_fails_before_our_reveal_does_not_end_the_listening(
+    tmp_path: Path, started: Started, how: str
+) -> None:
+    listener = started(tmp_path / "p", "listen", "--host", HOST, "--port", "0")
+    exchange, link = attack(listener, tmp_path, reveals=False)
+    port = link._connection.getpeername()[1]
+    if how == "resets":
+        link._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif how == "shows another card":
+        link.send(bytes([2]) + bytes(40) + own(tmp_path / "thief", Role.PREFILL).card().encode())
+    elif how == "shows a card of the same role":
+        link.close()
+        link = call(HOST, port)
+        same = own(tmp_path / "thief", Role.PREFILL)
+        exchange = Exchange(Side.CALLER, same.node_key, same.card(), os.urandom(32), time.time())
+        link.send(exchange.begin())
+        link.send(exchange.receive(link.receive()))
+        with pytest.raises(ExchangeError, match="cannot take this machine's card"):
+            exchange.receive(link.receive())
+    link.close()
+    read_until(listener, r"A caller from .* failed \(.*\); still listening")
+    with pytest.raises(PairingError, match="no code"):
+        _ = exchange.code
+    caller = started(tmp_path / "c", "connect", f"{HOST}:{port}")
+    assert read_until(caller, CODE.pattern)[1] == read_until(listener, CODE.pattern)[1]
+
+
+def test_callers_that_fail_are_bounded(tmp_path: Path, started: Started) -> None:
+    listener = started(tmp_path / "p", "listen", "--host", HOST, "--port", "0")
+    port = int(read_until(listener, r"Listening on \S+ port (\d+)")[1])
+    for _ in range(10):
+        call(HOST, port).close()
+        read_until(listener, "still listening")
+    assert listener.wait(START_S) == 2
+    read_until(listener, "10 callers failed: something else calls this port")
 
 
 def test_a_machine_whose_clock_is_a_year_off_is_told_so(

@@ -17,11 +17,11 @@ from muser_wire.model.safetensors import read_safetensors
 IDS = list(range(40, 53))
 NAMER = Namer(KEY, identities())
 BLOCK = blocks_of(NAMER, SLIDING, IDS)[0]
-FILE = b"".join(encode(SLIDING, NAMER.state, BLOCK))
+FILE = b"".join(encode(SLIDING, NAMER, BLOCK))
 
 
 def test_what_was_written_is_read_back() -> None:
-    block = decode(SLIDING, NAMER.state, BLOCK.head, FILE)
+    block = decode(SLIDING, NAMER, BLOCK.head, FILE)
     assert block == BLOCK
     assert bytes(block.payload) == expected_payload(SLIDING, IDS, 0, 8)
 
@@ -45,25 +45,42 @@ def test_any_flipped_bit_is_noticed(at: int, bit: int) -> None:
     data = bytearray(FILE)
     data[at] ^= 1 << bit
     with pytest.raises(BlockInvalid):
-        decode(SLIDING, NAMER.state, BLOCK.head, bytes(data))
+        decode(SLIDING, NAMER, BLOCK.head, bytes(data))
 
 
 @given(st.integers(0, len(FILE) - 1))
 def test_a_file_cut_short_is_noticed(length: int) -> None:
     with pytest.raises(BlockInvalid):
-        decode(SLIDING, NAMER.state, BLOCK.head, FILE[:length])
+        decode(SLIDING, NAMER, BLOCK.head, FILE[:length])
+
+
+def test_each_file_has_a_nonce_of_its_own_and_only_its_store_s_key_opens_it() -> None:
+    again = b"".join(encode(SLIDING, NAMER, BLOCK))
+    assert again != FILE
+    assert decode(SLIDING, NAMER, BLOCK.head, again) == BLOCK
+    with pytest.raises(BlockInvalid, match="differs from its seal"):
+        decode(SLIDING, Namer(KEY[::-1], identities()), BLOCK.head, FILE)
+
+
+@pytest.mark.parametrize("nonce", [b'"nonce":"00"', b'"nonce":"zz"', b'"nonce":1234', b'"once":"0000"'])
+def test_a_header_without_a_nonce_is_refused(nonce: bytes) -> None:
+    data = bytearray(FILE)
+    at = data.index(b'"nonce":"')
+    data[at : at + 9 + 24 + 1] = nonce.ljust(34)
+    with pytest.raises(BlockInvalid):
+        decode(SLIDING, NAMER, BLOCK.head, bytes(data))
 
 
 def test_a_longer_file_another_block_s_file_or_state_is_refused() -> None:
     other = blocks_of(NAMER, SLIDING, IDS[::-1])[0]
     with pytest.raises(BlockInvalid):
-        decode(SLIDING, NAMER.state, BLOCK.head, FILE + b"\x00")
-    with pytest.raises(BlockInvalid, match="differs from its digest"):
-        decode(SLIDING, NAMER.state, other.head, FILE)
+        decode(SLIDING, NAMER, BLOCK.head, FILE + b"\x00")
+    with pytest.raises(BlockInvalid, match="differs from its seal"):
+        decode(SLIDING, NAMER, other.head, FILE)
     with pytest.raises(BlockInvalid):
-        decode(SLIDING, Digest(b"x" * 32), BLOCK.head, FILE)
+        decode(SLIDING, Namer(KEY, identities(weights_digest=Digest(b"x" * 32))), BLOCK.head, FILE)
     with pytest.raises(BlockInvalid):
-        decode(FULL, NAMER.state, BLOCK.head, FILE)
+        decode(FULL, NAMER, BLOCK.head, FILE)
 
 
 @given(st.binary(max_size=64))

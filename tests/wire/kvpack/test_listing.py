@@ -23,10 +23,10 @@ def shelf(path: Path, geometry: Geometry = FULL) -> Shelf:
 
 def test_blocks_are_listed_by_depth_without_their_model(tmp_path: Path) -> None:
     listed, unreadable = list_blocks(shelf(tmp_path).files)
-    assert [(block.head.start, block.head.stop, block.head.decoded) for block in listed] == [
-        (0, 8, False),
-        (8, 16, False),
-        (16, 20, True),
+    assert [(block.head.start, block.head.stop, block.head.decoded_from) for block in listed] == [
+        (0, 8, None),
+        (8, 16, None),
+        (16, 20, 17),
     ]
     assert [block.head.token_ids.tolist() for block in listed] == [IDS[:8], IDS[8:16], IDS[16:]]
     assert unreadable == []

@@ -115,17 +115,25 @@ def test_the_disk_s_bound_holds_and_the_files_are_what_is_counted(tmp_path: Path
     assert shelf.take([*A[:8], 1]) == 8
 
 
-def test_what_decode_produced_is_marked_and_left_alone_where_the_policy_says_so(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, FULL, PLENTY, PLENTY)
+@GEOMETRIES
+def test_what_decode_produced_is_marked_and_left_alone_where_the_policy_says_so(
+    geometry: Geometry, tmp_path: Path
+) -> None:
+    shelf = Shelf(tmp_path, geometry, PLENTY, PLENTY)
     shelf.keep(A, decoded_from=12)
     shelf.reopen()
     match = shelf.store.match(pack_ids(A))
-    assert [held.head.decoded for held in match.blocks] == [False, True, True]
+    assert [held.head.decoded_from for held in match.blocks] == [None, 12, 16]
     assert match.decoded
-    careful = BlockStore(shelf.namer, FULL, PLENTY, shelf.disk, reuse_decoded=False)
-    assert careful.match(pack_ids(A)).tokens == 8
+    assert not shelf.store.match(pack_ids(A[:12])).decoded, "the first tokens of the block come from prefill"
+    careful = BlockStore(shelf.namer, geometry, PLENTY, shelf.disk, reuse_decoded=False)
+    assert careful.match(pack_ids(A)).tokens == (8 if geometry is SLIDING else 12)
     shelf.keep(A[:16])
-    assert [held.head.decoded for held in shelf.store.match(pack_ids(A)).blocks] == [False, False, True]
+    assert [held.head.decoded_from for held in shelf.store.match(pack_ids(A)).blocks] == [None, None, 16]
+    assert shelf.take(A) == 20
+    shelf.keep(A, decoded_from=12)
+    assert shelf.store.match(pack_ids(A[:16])).decoded is False, "what prefill produced is not replaced"
+    shelf.reopen()
     assert shelf.take(A) == 20
 
 
