@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from muser_wire.cli.show import bold
@@ -35,7 +36,7 @@ ANSWER_S = 300.0
 """How long a person may take to compare two codes on two machines."""
 
 MAX_CALLERS = 10
-"""Callers that may fail before a code is shown; then something else is calling, and somebody should look."""
+"""Callers that may fail before this machine shows its card; then something else calls, and somebody should look."""
 
 HOW = f"""\
 To pair two machines, on the one that prefills:
@@ -120,16 +121,37 @@ def run_listen(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         for _ in range(MAX_CALLERS):
             with port.accept(LISTEN_S) as link:
+                host = _host(link)
                 exchange = _exchange(own, Side.LISTENER)
                 try:
                     show_cards(exchange, link)
-                except (TransportError, ExchangeError) as error:
-                    print(f"A caller from {link.peer_host} is no Muser that pairs ({error}); still listening.")
-                    continue
-                return settle(exchange, link, "")
+                    return settle(exchange, link, host)
+                except (TransportError, ExchangeError, PairingError) as error:
+                    if exchange.has_revealed:
+                        raise PairingError(
+                            f"{error}. Nothing was stored. Nobody gets a second try at a code, so this has ended: "
+                            f"start `muser pair listen` again"
+                        ) from error
+                    print(f"A caller from {host or 'an address that is gone'} failed ({error}); still listening.")
+                    _turn_away(exchange, link, error)
     finally:
         port.close()
     raise PairingError(f"{MAX_CALLERS} callers failed: something else calls this port")
+
+
+def _turn_away(exchange: Exchange, link: PairingLink, error: WireError) -> None:
+    """Tell a Muser whose card or clock cannot be accepted; what is no Muser would not understand."""
+    if isinstance(error, PairingError):
+        with suppress(TransportError):
+            link.send(exchange.decline(error))
+
+
+def _host(link: PairingLink) -> str:
+    """Return the caller's address, or nothing: a connection that was reset has no other end any more."""
+    try:
+        return link.peer_host
+    except OSError:
+        return ""
 
 
 def run_connect(arguments: argparse.Namespace) -> int:
@@ -152,7 +174,7 @@ def show_cards(exchange: Exchange, link: PairingLink) -> None:
         PairingError: its card or its clock cannot be accepted.
     """
     link.send(exchange.begin())
-    while exchange.state in {State.COMMITTED, State.REVEALED}:
+    while exchange.state in {State.COMMITTED, State.BOUND}:
         link.send(exchange.receive(link.receive()))
 
 
@@ -170,7 +192,6 @@ def settle(exchange: Exchange, link: PairingLink, host: str) -> int:
     sys.stdout.flush()
     while exchange.state is not State.PAIRED:
         exchange.receive(link.receive(ANSWER_S))
-    host = host or link.peer_host
     PeerStore(muser_home()).publish(Peer(peer, host, int(time.time())))
     print(f"Paired with {peer.name}.")
     return 0

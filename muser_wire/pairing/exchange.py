@@ -1,8 +1,10 @@
 """The interactive exchange, without IO: two machines show each other their cards, two people compare a code [9.3].
 
-Each side first commits to a fresh nonce and its card, and reveals them only after it holds the other's
-commitment. So whoever sits in between must choose what to show before it knows what the code will be:
-the two codes differ, but for one chance in a million.
+Each side first commits to a fresh nonce and its card. The caller reveals them once it holds the listener's
+commitment, the listener only after the caller has shown what it committed to. So whoever sits in between must
+choose what to show before it knows what the code will be: the two codes differ, but for one chance in a
+million. A caller learns nothing of a listener before it has shown a card that counts, and a listener that has
+revealed must not take another caller: that would be a second try.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from muser_wire.auth import NodeKey
 from muser_wire.pairing.card import MAX_CARD_NBYTES, Card
 from muser_wire.pairing.certificates import check_clocks, check_time
-from muser_wire.pairing.errors import ExchangeError, PairingError
+from muser_wire.pairing.errors import ClockError, ExchangeError, PairingError
 
 NONCE_NBYTES = 32
 COMMITMENT_NBYTES = 32
@@ -60,18 +62,33 @@ BODY_NBYTES = {
     Kind.COMMIT: (COMMITMENT_NBYTES, COMMITMENT_NBYTES),
     Kind.REVEAL: (NONCE_NBYTES + TIME_NBYTES + 1, NONCE_NBYTES + TIME_NBYTES + MAX_CARD_NBYTES),
     Kind.CONFIRM: (SIGNATURE_NBYTES, SIGNATURE_NBYTES),
-    Kind.DECLINE: (0, 0),
+    Kind.DECLINE: (1, 1),
 }
 """Least and most bytes after the first, for each kind."""
 
 MAX_MESSAGE_NBYTES = 1 + BODY_NBYTES[Kind.REVEAL][1]
 
 
+class Reason(Enum):
+    """Why a side declines: the byte that says so."""
+
+    PERSON = 0
+    CLOCK = 1
+    CARD = 2
+
+
+DECLINED = {
+    Reason.CLOCK.value: ": the clocks of the two machines differ, or this one's certificate is not valid by that clock",
+    Reason.CARD.value: ": it cannot take this machine's card, and shows why",
+}
+"""What a reason adds to the message here; the words are this machine's, never the other's."""
+
+
 class State(Enum):
     """Where an exchange is. Only PAIRED says that both people agreed."""
 
     COMMITTED = "committed"
-    REVEALED = "revealed"
+    BOUND = "both have committed"
     COMPARING = "comparing"
     AGREED_HERE = "agreed here"
     AGREED_THERE = "agreed there"
@@ -95,8 +112,8 @@ class Agreed:
 Event = Kind | type[Agreed]
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.COMMITTED, Kind.COMMIT): State.REVEALED,
-    (State.REVEALED, Kind.REVEAL): State.COMPARING,
+    (State.COMMITTED, Kind.COMMIT): State.BOUND,
+    (State.BOUND, Kind.REVEAL): State.COMPARING,
     (State.COMPARING, Agreed): State.AGREED_HERE,
     (State.COMPARING, Kind.CONFIRM): State.AGREED_THERE,
     (State.AGREED_HERE, Kind.CONFIRM): State.PAIRED,
@@ -147,7 +164,8 @@ class Showing:
 class Exchange:
     """One side of one exchange. Bytes to send are what its methods return, in order.
 
-    `nonce` is 32 fresh random bytes, used for this exchange alone.
+    `nonce` is 32 fresh random bytes, used for this exchange alone. `has_revealed` says that the other side may
+    know the code: whatever happens next, this was its one try.
     """
 
     def __init__(self, side: Side, node_key: NodeKey, card: Card, nonce: bytes, now_s: float) -> None:
@@ -161,6 +179,7 @@ class Exchange:
         self._peer: Card | None = None
         self._code = ""
         self.state = State.COMMITTED
+        self.has_revealed = False
 
     def begin(self) -> bytes:
         """Return the commitment, the first message of each side."""
@@ -198,23 +217,30 @@ class Exchange:
         self._step(Agreed)
         return bytes([Kind.CONFIRM.value]) + self._node_key.sign(self._confirmation(self._side))
 
-    def decline(self) -> bytes:
-        """End the exchange; return the message that says so."""
+    def decline(self, error: PairingError | None = None) -> bytes:
+        """End the exchange, for `error` or because the person here said no; return the message that says so."""
         self.state = State.FAILED
-        return bytes([Kind.DECLINE.value])
+        reason = Reason.PERSON
+        if error is not None:
+            reason = Reason.CLOCK if isinstance(error, ClockError) else Reason.CARD
+        return bytes([Kind.DECLINE.value, reason.value])
 
     def _take(self, message: Message) -> bytes:
         if message.kind is Kind.DECLINE:
-            raise ExchangeError("the other side declined")
+            raise ExchangeError("the other side declined" + DECLINED.get(message.body[0], ""))
         self._step(message.kind)
         if message.kind is Kind.COMMIT:
             self._their_commitment = message.body
-            return bytes([Kind.REVEAL.value]) + self._ours.encode()
+            return self._reveal() if self._side is Side.CALLER else b""
         if message.kind is Kind.REVEAL:
             self._see(Showing.decode(message.body))
-        else:
-            self._check_confirmation(message.body)
+            return self._reveal() if self._side is Side.LISTENER else b""
+        self._check_confirmation(message.body)
         return b""
+
+    def _reveal(self) -> bytes:
+        self.has_revealed = True
+        return bytes([Kind.REVEAL.value]) + self._ours.encode()
 
     def _step(self, event: Event) -> None:
         before, self.state = self.state, State.FAILED

@@ -30,6 +30,7 @@ from muser_wire.transport.tls import (
     explain_failure,
     secure_channel,
     server_credentials,
+    target,
 )
 
 SERVICE_NAME = "muser.v1.Producer"
@@ -211,7 +212,7 @@ class GrpcChannel:
                 if self._control is not None:
                     self._control.close()
                 self._material = material
-                self._control = _open_channel(_address(self._host, self._control_port), material)
+                self._control = _open_channel(target(self._host, self._control_port), material)
             return self._control
 
     def _stream(self, method: str, request: bytes, data_port: int) -> GrpcStream:
@@ -228,7 +229,7 @@ class GrpcChannel:
             if self._data is None or self._data[0] != port:
                 if self._data is not None:
                     self._data[1].close()
-                self._data = (port, grpc.insecure_channel(_address(self._host, port), options=_DATA_OPTIONS))
+                self._data = (port, grpc.insecure_channel(target(self._host, port), options=_DATA_OPTIONS))
             return self._data[1]
 
 
@@ -254,10 +255,6 @@ def _method(name: str) -> str:
     return f"/{SERVICE_NAME}/{name}"
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _open_channel(address: str, material: TlsMaterial | None) -> Any:
     if material is None:
         return grpc.insecure_channel(address, options=_CONTROL_OPTIONS)
@@ -271,8 +268,8 @@ def _server(threads: int, interceptors: list[grpc.ServerInterceptor] | None = No
 def _bind(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
         if credentials is not None:
-            return int(server.add_secure_port(_address(host, port), credentials))
-        return int(server.add_insecure_port(_address(host, port)))
+            return int(server.add_secure_port(target(host, port), credentials))
+        return int(server.add_insecure_port(target(host, port)))
     except RuntimeError as error:
         raise PortTaken(
             f"port {port} on {host} cannot be bound: another process, perhaps a muser-prefill that still runs, "

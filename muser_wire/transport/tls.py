@@ -7,8 +7,10 @@ each call, so that a peer revoked a moment ago gets no further on a connection t
 from __future__ import annotations
 
 import logging
+import queue
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -19,8 +21,8 @@ from muser_wire.errors import HandoffRefused, RemoteProtocolError, WireError
 from muser_wire.pairing.certificates import TLS_NAME
 
 TLS_VERSION = b"TLSv1.3"
-DIAGNOSIS_TIMEOUT_S = 1.0
-"""Bound on finding out why a connection failed; a user may be waiting."""
+DIAGNOSIS_S = 0.5
+"""Bound on finding out why a connection failed, all of it together; a user is waiting."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,14 +125,16 @@ class PeerGate(grpc.ServerInterceptor):
 def explain_failure(host: str, port: int, material: TlsMaterial) -> None:
     """Find out why no TLS connection came about, and raise that; return when it was not TLS.
 
-    grpc says "Socket closed" for a certificate that the producer does not take, as for a crash. So
-    connect once more without showing a certificate: who answers, and does it answer at all?
+    grpc says "Socket closed" for a certificate that the producer does not take, as for a crash or a cable
+    that was out for a moment. So connect without showing a certificate: who answers, and does it answer at
+    all? And if it is the right one, connect as before: only a second failure in a row is a refusal.
 
     Raises:
         HandoffRefused: the port speaks no TLS, another node answers, or it takes no certificate of ours.
     """
+    deadline_s = time.monotonic() + DIAGNOSIS_S
     try:
-        shown = _shown_certificate(host, port)
+        shown = _shown_certificate(host, port, deadline_s)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         # The connection was cut, or the producer is going down: nothing that a person could act on.
         return
@@ -144,22 +148,44 @@ def explain_failure(host: str, port: int, material: TlsMaterial) -> None:
         raise HandoffRefused(
             "unpaired", f"{host}:{port} shows another certificate than the paired producer's; nothing was sent to it"
         )
-    raise HandoffRefused(
-        "unpaired",
-        f"the producer at {host}:{port} ends connections with this node's certificate: there it is not paired, "
-        f"revoked, replaced, or not valid by that machine's clock (see `muser pair list` there)",
-    )
+    if _is_turned_away(target(host, port), material, deadline_s):
+        raise HandoffRefused(
+            "unpaired",
+            f"the producer at {host}:{port} ends connections with this node's certificate: there it is not paired, "
+            f"revoked, replaced, or not valid by that machine's clock (see `muser pair list` there)",
+        )
 
 
-def _shown_certificate(host: str, port: int) -> bytes:
+def _is_turned_away(address: str, material: TlsMaterial, deadline_s: float) -> bool:
+    """Return whether a new connection with this node's certificate fails before the deadline."""
+    outcomes: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    # A pool of its own, or grpc would hand over the connection that has just failed, waiting for its next try.
+    with secure_channel(address, material, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        channel.subscribe(outcomes.put, try_to_connect=True)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                outcome = outcomes.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if outcome in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
+                return outcome is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    return False
+
+
+def target(host: str, port: int) -> str:
+    """Return a host and port as grpc writes them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _shown_certificate(host: str, port: int, deadline_s: float) -> bytes:
     """Return the certificate, in DER, that a port shows; it is compared, not trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, port), DIAGNOSIS_TIMEOUT_S) as plain,
-        context.wrap_socket(plain, server_hostname=TLS_NAME) as secured,
-    ):
-        return secured.getpeercert(binary_form=True) or b""
+    # The timeout is for each address of the name, and a name has two at most: IPv6 and IPv4.
+    with socket.create_connection((host, port), DIAGNOSIS_S / 2) as plain:
+        plain.settimeout(max(0.001, deadline_s - time.monotonic()))
+        with context.wrap_socket(plain, server_hostname=TLS_NAME) as secured:
+            return secured.getpeercert(binary_form=True) or b""

@@ -29,8 +29,8 @@ EXPECTED = {
     "smollm2": (
         58,
         (
-            " are working, and the answer is the same. In the evening the two machines are working, and the answer is the"
-            " same. In the morning the two machines"
+            " are working, and the answer is the same. In the evening the two machines are working, and the answer is"
+            " the same. In the morning the two machines"
         ),
     ),
     "gemma3-270m": (

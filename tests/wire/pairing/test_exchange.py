@@ -47,10 +47,11 @@ def side_of(machine: OwnCredentials, side: Side, *, now_s: int = NOW_S, nonce: b
 
 
 def show(one: Exchange, other: Exchange) -> None:
-    """Carry commitments and reveals both ways."""
-    first, second = other.receive(one.begin()), one.receive(other.begin())
-    one.receive(first)
-    other.receive(second)
+    """Carry commitments both ways, then reveals: the caller's first, and the listener's is the answer to it."""
+    answers = {id(other): other.receive(one.begin()), id(one): one.receive(other.begin())}
+    listener, caller = (one, other) if one._side is Side.LISTENER else (other, one)
+    assert answers[id(listener)] == b""
+    assert caller.receive(listener.receive(answers[id(caller)])) == b""
 
 
 def both(machines: dict[str, OwnCredentials]) -> tuple[Exchange, Exchange]:
@@ -116,9 +117,12 @@ def test_who_shows_something_else_than_he_committed_to_is_refused(machines: dict
 
 def test_a_commitment_sent_back_to_its_maker_is_refused(machines: dict[str, OwnCredentials]) -> None:
     listener = side_of(machines["producer"], Side.LISTENER)
-    reveal = listener.receive(listener.begin())
+    assert listener.receive(listener.begin()) == b""
     with pytest.raises(ExchangeError, match="something else than it committed to"):
-        listener.receive(reveal)
+        listener.receive(bytes([2]) + listener._ours.encode())
+    caller = side_of(machines["consumer"], Side.CALLER)
+    with pytest.raises(ExchangeError, match="something else than it committed to"):
+        caller.receive(caller.receive(caller.begin()))
 
 
 def test_nothing_is_shown_before_the_other_side_has_committed(machines: dict[str, OwnCredentials]) -> None:
@@ -128,6 +132,33 @@ def test_nothing_is_shown_before_the_other_side_has_committed(machines: dict[str
         _ = listener.code
     with pytest.raises(PairingError, match="not shown its card"):
         _ = listener.peer
+
+
+def test_a_listener_shows_nothing_to_a_caller_whose_card_does_not_count(machines: dict[str, OwnCredentials]) -> None:
+    """Else a caller could learn a code, end there, and try the next one."""
+    for machine, now_s, said in (
+        ("consumer", NOW_S + YEAR_S, "the clocks of the two machines differ"),
+        ("prefill-thief", NOW_S, "cannot take this machine's card"),
+    ):
+        listener = side_of(machines["producer"], Side.LISTENER)
+        caller = side_of(machines[machine], Side.CALLER, now_s=now_s)
+        listener.receive(caller.begin())
+        reveal = caller.receive(listener.begin())
+        assert (listener.has_revealed, caller.has_revealed) == (False, True)
+        with pytest.raises(PairingError) as refused:
+            listener.receive(reveal)
+        assert not listener.has_revealed
+        with pytest.raises(ExchangeError, match=f"declined: .*{said}"):
+            caller.receive(listener.decline(refused.value))
+    listener, caller = both(machines)
+    assert (listener.has_revealed, caller.has_revealed) == (True, True)
+
+
+def test_a_reason_that_nobody_knows_is_a_decline_and_no_words_of_the_other_side(
+    machines: dict[str, OwnCredentials],
+) -> None:
+    with pytest.raises(ExchangeError, match=r"^the other side declined$"):
+        side_of(machines["producer"], Side.LISTENER).receive(b"\x04\xff")
 
 
 def test_a_confirmation_counts_only_with_the_signature_of_the_card_s_node_key(
@@ -186,11 +217,10 @@ def at(state: State, machines: dict[str, OwnCredentials]) -> Exchange:
     if state is State.COMMITTED:
         return listener
     reveal = caller.receive(listener.begin())
-    shown = listener.receive(caller.begin())
-    if state is State.REVEALED:
+    listener.receive(caller.begin())
+    if state is State.BOUND:
         return listener
-    listener.receive(reveal)
-    caller.receive(shown)
+    caller.receive(listener.receive(reveal))
     if state in {State.AGREED_HERE, State.PAIRED}:
         listener.agree()
     if state in {State.AGREED_THERE, State.PAIRED}:
@@ -207,7 +237,7 @@ def test_a_step_that_the_table_does_not_have_fails_closed(machines: dict[str, Ow
         Kind.COMMIT: lambda one: one.receive(bytes([1]) + bytes(32)),
         Kind.REVEAL: lambda one: one.receive(bytes([2]) + bytes(100)),
         Kind.CONFIRM: lambda one: one.receive(bytes([3]) + bytes(64)),
-        Kind.DECLINE: lambda one: one.receive(bytes([4])),
+        Kind.DECLINE: lambda one: one.receive(bytes([4, 0])),
     }
     for event, step in steps.items():
         if (state, event) in TRANSITIONS:
@@ -229,7 +259,8 @@ def test_a_step_that_the_table_does_not_have_fails_closed(machines: dict[str, Ow
         b"\x01" + bytes(33),
         b"\x02" + bytes(40),
         b"\x03" + bytes(63),
-        b"\x04\x00",
+        b"\x04",
+        b"\x04\x00\x00",
     ],
 )
 def test_messages_of_another_size_or_kind_are_refused(raw: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -26,7 +27,7 @@ from muser_wire.pairing.store import PeerStore
 from muser_wire.pairing.trust import Trust, consumer_trust, producer_trust
 from muser_wire.transport.base import StreamCall
 from muser_wire.transport.grpc import GrpcChannel, GrpcServer
-from muser_wire.transport.tls import TlsMaterial, calling_peer, secure_channel
+from muser_wire.transport.tls import TlsMaterial, calling_peer, explain_failure, secure_channel
 
 HOST = "127.0.0.2"
 TIMEOUT_S = 5.0
@@ -213,6 +214,140 @@ def test_a_plain_port_in_the_producers_place_is_named(homes: Homes, free_port: i
         channel.close()
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+class Cable:
+    """A relay in front of a producer that cuts the first connections, or whichever is open."""
+
+    def __init__(self, port: int, cuts: int) -> None:
+        self._to = port
+        self._left = cuts
+        self._listener = socket.create_server((HOST, 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        while self._open:
+            end = self._open.pop()
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._left:
+                self._left -= 1
+                near.close()
+                continue
+            far = socket.create_connection((HOST, self._to))
+            self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                self._threads.append(threading.Thread(target=self._carry, args=(one, other)))
+                self._threads[-1].start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def cable(served: Served) -> Iterator[Callable[[int], Cable]]:
+    cables: list[Cable] = []
+
+    def lay(cuts: int) -> Cable:
+        cables.append(Cable(served.server.control_port, cuts))
+        return cables[-1]
+
+    yield lay
+    for one in cables:
+        one.close()
+
+
+def test_a_momentary_cut_is_no_refusal(served: Served, homes: Homes, cable: Callable[[int], Cable]) -> None:
+    """The producer would take this node: nobody is told to pair again, and the next call gets through."""
+    laid = cable(1)
+    channel = GrpcChannel(HOST, laid.port, consumer_trust(homes.consumer, HOST, time.time))
+    refused(served, lambda: channel.describe(b"", TIMEOUT_S), "unavailable", TransportError)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not served.service.calls and time.monotonic() < deadline_s:
+        with contextlib.suppress(TransportError):
+            channel.describe(b"", TIMEOUT_S)
+    assert served.service.calls == ["describe"]
+    channel.close()
+
+
+def test_a_cut_in_the_middle_of_a_call_is_no_refusal(
+    served: Served, homes: Homes, cable: Callable[[int], Cable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid = cable(0)
+    channel = GrpcChannel(HOST, laid.port, consumer_trust(homes.consumer, HOST, time.time))
+    assert channel.describe(b"", TIMEOUT_S) == b"described"
+
+    def cut(request: bytes, peer: str) -> bytes:
+        laid.cut()
+        return b"never seen"
+
+    monkeypatch.setattr(served.service, "open", cut)
+    with pytest.raises(TransportError, match="unavailable"):
+        channel.open(b"", TIMEOUT_S)
+    channel.close()
+
+
+def test_behind_a_cable_that_is_cut_a_refusal_is_still_named(
+    served: Served, homes: Homes, cable: Callable[[int], Cable]
+) -> None:
+    laid = cable(0)
+    PeerStore(homes.producer).revoke(homes.consumer_fingerprint(), time.time())
+    channel = GrpcChannel(HOST, laid.port, consumer_trust(homes.consumer, HOST, time.time))
+    refused(served, lambda: channel.describe(b"", TIMEOUT_S), "ends connections with this node's certificate")
+    channel.close()
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "silent after a handshake"])
+def test_finding_out_why_takes_half_a_second_at_most(homes: Homes, tmp_path: Path, answers: bool) -> None:
+    """A port that says nothing, and one that shows the right certificate and then says nothing."""
+    credential = own(homes.producer, Role.PREFILL).presented(time.time())
+    pem = tmp_path / "producer.pem"
+    pem.write_bytes(credential.key_pem + credential.certificate.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    context.set_alpn_protocols(["h2"])
+    held: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                held.append(context.wrap_socket(plain, server_side=True) if answers else plain)
+
+    with socket.create_server((HOST, 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        material = consumer_trust(homes.consumer, HOST, time.time).material()
+        started_s = time.monotonic()
+        explain_failure(HOST, listener.getsockname()[1], material)
+        took_s = time.monotonic() - started_s
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for one in held:
+        one.close()
+    # The bound itself, and what a busy machine needs to wake a thread.
+    assert 0.4 < took_s < 0.5 + 0.25
 
 
 def test_nobody_there_stays_a_transport_error(homes: Homes, free_port: int) -> None:
