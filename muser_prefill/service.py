@@ -159,10 +159,12 @@ class ProducerService:
                 span("wire", ready.segment.index, started_ns)
             yield self._paced(handoff.seal(job.prefill_ns), gone)
         except JobCancelled:
-            _log.info("handoff_cancelled handoff=%s", terms.handoff_id.hex())
+            pass
         except PrefillError as error:
             yield handoff.abort(error.code, str(error))
         finally:
+            # A reader that leaves closes this generator wherever it waits, so what became of it is told here.
+            _log.info("handoff_ended handoff=%s state=%s", terms.handoff_id.hex(), handoff.state.value)
             job.cancel()
 
     def _paced(self, frame: bytes, gone: threading.Event) -> bytes:

@@ -130,18 +130,23 @@ class Scheduler:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                cache = self._compute(job)
-                job.queue.end()
-                self._keep(job, cache)
-            except JobCancelled:
-                _log.info("prefill_cancelled handoff=%s", job.handoff_id.hex())
-                job.queue.end(JobCancelled())
-            except Exception as error:  # outermost: one job's fault, out of memory included, must not end the thread
-                _log.exception("prefill_failed handoff=%s", job.handoff_id.hex())
-                job.queue.end(JobFailed(f"prefill failed: {type(error).__name__}"))
-            finally:
-                self.release(job.place)
+            self._serve(job)
+            # While the thread waits, no name of its own may hold on to a job: gigabytes hang on it.
+            del job
+
+    def _serve(self, job: PrefillJob) -> None:
+        try:
+            cache = self._compute(job)
+            job.queue.end()
+            self._keep(job, cache)
+        except JobCancelled:
+            _log.info("prefill_cancelled handoff=%s", job.handoff_id.hex())
+            job.queue.end(JobCancelled())
+        except Exception as error:  # outermost: one job's fault, out of memory included, must not end the thread
+            _log.exception("prefill_failed handoff=%s", job.handoff_id.hex())
+            job.queue.end(JobFailed(f"prefill failed: {type(error).__name__}"))
+        finally:
+            self.release(job.place)
 
     def _compute(self, job: PrefillJob) -> KVCache:
         started = time.perf_counter()
