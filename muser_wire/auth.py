@@ -24,7 +24,7 @@ from muser_wire.private_files import KeyFileError, publish_private, read_private
 
 TAG_NBYTES = 16
 FRAME_KEY_INFO = b"muser v1 frames producer to consumer"
-SEAL_LABEL = b"muser v1 seal"
+SEAL_LABEL = b"muser v2 seal"
 NODE_KEY_FILE_NBYTES = 32
 
 Buffer = bytes | bytearray | memoryview
@@ -114,6 +114,7 @@ class SealStatement:
     segments: int
     payload_nbytes: int
     prefill_ns: int
+    reused_tokens: int
 
     def encode(self) -> bytes:
         """Return the signed bytes: a label, then fields of fixed width."""
@@ -126,6 +127,7 @@ class SealStatement:
                 self.segments.to_bytes(8, "big"),
                 self.payload_nbytes.to_bytes(8, "big"),
                 self.prefill_ns.to_bytes(8, "big"),
+                self.reused_tokens.to_bytes(8, "big"),
             )
         )
 

@@ -106,3 +106,15 @@ class VerificationError(WireError):
     """A model cannot be verified: a contestant is missing or failed."""
 
     code = "verification"
+
+
+class NumericsMismatch(WireError):
+    """This device does not compute as the lane's rules say, or is asked for what the lane does not have."""
+
+    code = "numerics"
+
+
+class KernelUnavailable(WireError):
+    """Kernels cannot be made or loaded on this machine; plain operations stand in."""
+
+    code = "kernel_unavailable"

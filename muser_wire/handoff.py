@@ -76,7 +76,7 @@ class Terms:
             payload_nbytes=self.schedule.payload_nbytes,
         )
 
-    def statement(self, transcript_digest: Digest, prefill_ns: int) -> SealStatement:
+    def statement(self, transcript_digest: Digest, prefill_ns: int, reused_tokens: int) -> SealStatement:
         """Return what the producer signs when these terms are fulfilled."""
         return SealStatement(
             handoff_id=self.handoff_id,
@@ -85,6 +85,7 @@ class Terms:
             segments=len(self.schedule.segments),
             payload_nbytes=self.schedule.payload_nbytes,
             prefill_ns=prefill_ns,
+            reused_tokens=reused_tokens,
         )
 
 
@@ -161,18 +162,19 @@ class ProducerHandoff:
         machine.next_segment += 1
         return self._writer.write(FrameKind.SEGMENT, *parts)
 
-    def seal(self, prefill_ns: int) -> bytes:
-        """Return the signed seal; `prefill_ns` is how long the computation took."""
+    def seal(self, prefill_ns: int, reused_tokens: int = 0) -> bytes:
+        """Return the signed seal: how long the computation took, and how many leading tokens it did not have to run."""
         machine = self._machine
         machine.apply(FrameKind.SEAL, LocalProtocolError)
         machine.check_complete(LocalProtocolError)
         transcript = self._writer.transcript_digest()
-        statement = machine.terms.statement(transcript, prefill_ns)
+        statement = machine.terms.statement(transcript, prefill_ns, reused_tokens)
         seal = Seal(
             transcript_digest=transcript,
             segments=statement.segments,
             payload_nbytes=statement.payload_nbytes,
             prefill_ns=prefill_ns,
+            reused_tokens=reused_tokens,
             signature=self._node_key.sign(statement.encode()),
         )
         return self._writer.write(FrameKind.SEAL, encode_seal(seal))
@@ -197,9 +199,10 @@ class SegmentVerified:
 
 @dataclass(frozen=True)
 class Sealed:
-    """The handoff is complete. `prefill_ns` is the producer's own measure."""
+    """The handoff is complete. `prefill_ns` is the producer's own measure; its cache gave `reused_tokens` of them."""
 
     prefill_ns: int
+    reused_tokens: int
     seal: Seal
 
 
@@ -293,10 +296,10 @@ class ConsumerHandoff:
                 raise IdentityMismatch(field.name, show(ours), show(theirs))
 
     def _check_seal(self, seal: Seal, transcript: Digest) -> Sealed:
-        statement = self._machine.terms.statement(transcript, seal.prefill_ns)
+        statement = self._machine.terms.statement(transcript, seal.prefill_ns, seal.reused_tokens)
         for name in ("transcript_digest", "segments", "payload_nbytes"):
             ours, theirs = getattr(statement, name), getattr(seal, name)
             if ours != theirs:
                 raise SealError(f"the seal's {name} is {show(theirs)}, {show(ours)} was received")
         verify_seal(statement, seal.signature, self._node_key)
-        return Sealed(seal.prefill_ns, seal)
+        return Sealed(seal.prefill_ns, seal.reused_tokens, seal)

@@ -3,6 +3,8 @@
 proto3 reads empty or cut-off bytes as a valid message of zeros, keeps unknown fields silently and
 lets a repeated singular field win silently. So each decoder here checks that the bytes are the
 canonical encoding of what was understood [5.3], then presence and range of every field.
+
+Over 400 lines, so that all messages stand in one place beside their schema.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from muser_wire.identities import Digest, Identities
 from muser_wire.schedule import MAX_CHUNK_TOKENS, MAX_PROMPT_TOKENS, WindowPolicy
 from muser_wire.stubs import producer_pb2 as pb
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DIGEST_NBYTES = 32
 ID_NBYTES = 16
 SECRET_NBYTES = 32
@@ -60,7 +62,7 @@ class FrameKind(Enum):
 
 @dataclass(frozen=True)
 class Description:
-    """What a producer says of itself."""
+    """What a producer says of itself: what it is, and what a handoff that is opened now may expect [5.11]."""
 
     identities: Identities
     spec_json: bytes
@@ -69,6 +71,9 @@ class Description:
     data_port: int
     max_prompt_tokens: int
     kernels: tuple[str, ...]
+    predicted_wait_ns: int = 0
+    predicted_chunk_ns: int = 1
+    cache_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,13 @@ class Begin:
 
 @dataclass(frozen=True)
 class Seal:
-    """The last frame's plaintext: what was sent, signed."""
+    """The last frame's plaintext: what was sent, signed. `reused_tokens` leading ones were not computed for it."""
 
     transcript_digest: Digest
     segments: int
     payload_nbytes: int
     prefill_ns: int
+    reused_tokens: int
     signature: bytes
 
 
@@ -159,6 +165,9 @@ def encode_description(value: Description) -> bytes:
         data_port=value.data_port,
         max_prompt_tokens=value.max_prompt_tokens,
         kernels=value.kernels,
+        predicted_wait_ns=value.predicted_wait_ns,
+        predicted_chunk_ns=value.predicted_chunk_ns,
+        cache_nbytes=value.cache_nbytes,
     ).SerializeToString()
 
 
@@ -180,6 +189,9 @@ def decode_description(raw: bytes) -> Description:
         data_port=number(stub, "data_port", 1, 65535),
         max_prompt_tokens=number(stub, "max_prompt_tokens", 2, MAX_PROMPT_TOKENS),
         kernels=tuple(checked_text(name, "DescribeResponse.kernels", 1, MAX_CODE_CHARS) for name in stub.kernels),
+        predicted_wait_ns=number(stub, "predicted_wait_ns", 0, MAX_DURATION_NS),
+        predicted_chunk_ns=number(stub, "predicted_chunk_ns", 1, MAX_DURATION_NS),
+        cache_nbytes=number(stub, "cache_nbytes", 0, MAX_PAYLOAD_NBYTES),
     )
 
 
@@ -311,6 +323,7 @@ def encode_seal(value: Seal) -> bytes:
         segments=value.segments,
         payload_nbytes=value.payload_nbytes,
         prefill_ns=value.prefill_ns,
+        reused_tokens=value.reused_tokens,
         signature=value.signature,
     ).SerializeToString()
 
@@ -327,6 +340,7 @@ def decode_seal(raw: bytes) -> Seal:
         segments=number(stub, "segments", 1, MAX_SEGMENTS),
         payload_nbytes=number(stub, "payload_nbytes", 1, MAX_PAYLOAD_NBYTES),
         prefill_ns=number(stub, "prefill_ns", 0, MAX_DURATION_NS),
+        reused_tokens=number(stub, "reused_tokens", 0, MAX_PROMPT_TOKENS),
         signature=blob(stub, "signature", SIGNATURE_NBYTES),
     )
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from muser_wire.cli import cache, chat, demo, doctor, model, pair, plan, serve
+from muser_wire.cli import cache, chat, demo, doctor, exact, model, pair, plan, serve
 from muser_wire.errors import WireError
 
 EXIT_ERROR = 2
@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command; each module declares its own part."""
     top = argparse.ArgumentParser(prog="muser", description="What belongs to both nodes of Muser.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for module in (demo, serve, chat, pair, model, plan, cache, doctor):
+    for module in (demo, serve, chat, pair, model, plan, cache, doctor, exact):
         module.add_parser(commands)
     return top
 

@@ -1,4 +1,4 @@
-"""`muser model`: fetch a model, look into it, say where it lies, write a tiny one, verify the decoders on it."""
+"""`muser model`: fetch, inspect, find, quantise a model, write a tiny one, verify the decoders on one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.fetch import fetch, fetched_path
 from muser_wire.model.published import PUBLISHED
+from muser_wire.model.quantize import TARGETS, quantize_model
 from muser_wire.model.report import report
 from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tiny_families import TINY_FAMILIES
@@ -40,6 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     locator.add_argument("name", help=NAME_HELP)
     locator.set_defaults(run=run_path)
     _add_tiny(actions)
+    _add_quantize(actions)
     verify.add_parser(actions)
 
 
@@ -53,6 +55,14 @@ def _add_tiny(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--dtype", choices=("F32", "F16", "BF16"), default="F32", help="default: F32")
     parser.set_defaults(run=run_tiny)
+
+
+def _add_quantize(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("quantize", help="write a model as a GGUF file that the reference lane can use")
+    parser.add_argument("name", metavar="SOURCE", help=NAME_HELP)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the GGUF file to write, which must not exist")
+    parser.add_argument("--to", choices=tuple(TARGETS), default="q8_0", help="encoding of matrices (default: q8_0)")
+    parser.set_defaults(run=run_quantize)
 
 
 def run_fetch(arguments: argparse.Namespace) -> int:
@@ -78,6 +88,14 @@ def run_tiny(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{out} cannot be written: {error}") from error
     print(out)
+    return 0
+
+
+def run_quantize(arguments: argparse.Namespace) -> int:
+    """Quantise a model; the file alone goes to standard output, what is in it to standard error."""
+    counts = quantize_model(fetched_path(arguments.name, muser_home()), arguments.out, arguments.to)
+    print(", ".join(f"{count} x {encoding}" for encoding, count in counts.most_common()), file=sys.stderr)
+    print(arguments.out)
     return 0
 
 

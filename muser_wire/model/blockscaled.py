@@ -13,7 +13,7 @@ arrays have no place for it, and folded into the block scales it would cost 3 % 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,10 @@ class BlockScaledWeight:
     packed: npt.NDArray[np.uint32]
     scales: npt.NDArray[np.uint8]
     tensor_scale: float
+
+    def reordered(self, rows: npt.NDArray[np.intp]) -> BlockScaledWeight:
+        """Return the matrix whose row i is row `rows[i]` of this one."""
+        return replace(self, packed=self.packed[rows], scales=self.scales[rows])
 
 
 @functools.cache

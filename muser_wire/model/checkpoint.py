@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from muser_wire.model.families.description import Family, TensorEntry
 from muser_wire.model.gguf import is_gguf, open_gguf
 from muser_wire.model.safetensors import open_folder
 from muser_wire.model.spec import ModelSpec
+
+Form = TypeVar("Form", AffineWeight, BlockScaledWeight)
 
 # How many tensor names an error message lists.
 SHOWN_NAMES = 4
@@ -80,18 +83,15 @@ class Weight:
 
     def affine(self) -> AffineWeight | None:
         """Return the packed form with its rows in canonical order, or None where the encoding has none."""
-        packed = self.stored.affine()
-        if packed is None or self._rows is None:
-            return packed
-        rows = self._rows
-        return replace(packed, q=packed.q[rows], scales=packed.scales[rows], offsets=packed.offsets[rows])
+        return self._in_order(self.stored.affine())
 
     def block_scaled(self) -> BlockScaledWeight | None:
         """Return the form that MLX's nvfp4, mxfp4 and mxfp8 modes take, or None for other encodings."""
-        packed = self.stored.block_scaled()
-        if packed is None or self._rows is None:
-            return packed
-        return replace(packed, packed=packed.packed[self._rows], scales=packed.scales[self._rows])
+        return self._in_order(self.stored.block_scaled())
+
+    def _in_order(self, packed: Form | None) -> Form | None:
+        """Return a packed form with its rows in canonical order."""
+        return packed if packed is None or self._rows is None else packed.reordered(self._rows)
 
     @property
     def _rows(self) -> npt.NDArray[np.intp] | None:

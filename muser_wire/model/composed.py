@@ -68,7 +68,7 @@ class AffineTensor:
 
     def _q(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return codes `[rows, cols]`. A word's lowest bits are its first code, and words are little-endian."""
-        data = self.codes.rows(start, stop).reshape(stop - start, -1)
+        data = self.codes.rows(start, stop)
         if self.bits == 8:
             return data.copy()
         return np.stack((data & np.uint8(15), data >> np.uint8(4)), axis=-1).reshape(stop - start, -1)
@@ -114,8 +114,7 @@ class BlockScaledTensor:
 
     def f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Return rows [start, stop): code * scale is exact, so only the factor rounds, once."""
-        codes, scales = (part.rows(start, stop).reshape(stop - start, -1) for part in (self.codes, self.scales))
-        values = decode_block_scaled(self.mode, codes, scales)
+        values = decode_block_scaled(self.mode, self.codes.rows(start, stop), self.scales.rows(start, stop))
         if self.multiplier is not None:
             values *= np.float32(self.multiplier)
         if self.divisor is not None:
@@ -129,8 +128,7 @@ class BlockScaledTensor:
     def block_scaled(self) -> BlockScaledWeight:
         """Return the arrays as MLX takes them, copied out of the map."""
         rows = self.shape[0]
-        packed = self.codes.data.reshape(rows, -1).copy().view("<u4")
-        scales = self.scales.data.reshape(rows, -1).copy()
+        packed, scales = self.codes.rows(0, rows).copy().view("<u4"), self.scales.rows(0, rows).copy()
         factor = self.tensor_scale
         return BlockScaledWeight(self.mode, packed, scales, 1.0 if factor is None else factor)
 

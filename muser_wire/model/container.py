@@ -88,9 +88,8 @@ class StoredTensor:
         return None
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of rows [start, stop) of a matrix: no encoding lets a block reach over a row's end."""
-        nbytes = self.nbytes // self.shape[0]
-        return self.data[start * nbytes : stop * nbytes]
+        """Return the bytes of rows [start, stop) of a matrix, `[rows, bytes]`: no block reaches over a row's end."""
+        return self.data.reshape(self.shape[0], -1)[start:stop]
 
     def f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Return rows [start, stop) as a new C-contiguous float32 array."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class AffineWeight:
     scales: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.float32]
     group_size: int = GROUP_SIZE
+
+    def reordered(self, rows: npt.NDArray[np.intp]) -> AffineWeight:
+        """Return the matrix whose row i is row `rows[i]` of this one."""
+        return replace(self, q=self.q[rows], scales=self.scales[rows], offsets=self.offsets[rows])
 
 
 @functools.cache

@@ -106,6 +106,33 @@ def read_gguf_fields(path: Path) -> Fields:
     return Fields(path, _read_metadata(path, map_file(path))[2])
 
 
+class TypedField(NamedTuple):
+    """A metadata field as it can be written again: `kind` and, of an array, `item_kind` are GGUF's type numbers."""
+
+    name: str
+    kind: int
+    item_kind: int | None
+    value: object
+
+
+def read_typed_fields(path: Path) -> list[TypedField]:
+    """Return the metadata of a GGUF file with its types, in file order.
+
+    Raises:
+        CheckpointError: as `open_gguf`.
+    """
+    cursor = _Cursor(path, map_file(path))
+    cursor.take(len(MAGIC) + 4)
+    cursor.count(_MIN_TENSOR_NBYTES, "tensors")
+    fields = []
+    for _ in range(cursor.count(_MIN_FIELD_NBYTES, "fields")):
+        name, start = cursor.text(), cursor.at
+        kind, item_kind = cursor.u32(), cursor.u32()
+        cursor.at = start
+        fields.append(TypedField(name, kind, item_kind if kind == _TYPE_ARRAY else None, cursor.value(name)))
+    return fields
+
+
 def _read_metadata(path: Path, data: npt.NDArray[np.uint8]) -> tuple[_Cursor, int, dict[str, object]]:
     """Return a cursor at the first tensor entry, the number of tensors, and the fields."""
     cursor = _Cursor(path, data)

@@ -54,7 +54,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "identities", "spec_json", "incarnation", "node_key", "data_port", "max_prompt_tokens", "kernels")
+    __slots__ = ("protocol_version", "identities", "spec_json", "incarnation", "node_key", "data_port", "max_prompt_tokens", "kernels", "predicted_wait_ns", "predicted_chunk_ns", "cache_nbytes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,9 @@ class DescribeResponse(_message.Message):
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_CHUNK_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     identities: Identities
     spec_json: bytes
@@ -71,7 +74,10 @@ class DescribeResponse(_message.Message):
     data_port: int
     max_prompt_tokens: int
     kernels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., identities: _Optional[_Union[Identities, _Mapping]] = ..., spec_json: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., node_key: _Optional[bytes] = ..., data_port: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., kernels: _Optional[_Iterable[str]] = ...) -> None: ...
+    predicted_wait_ns: int
+    predicted_chunk_ns: int
+    cache_nbytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., identities: _Optional[_Union[Identities, _Mapping]] = ..., spec_json: _Optional[bytes] = ..., incarnation: _Optional[bytes] = ..., node_key: _Optional[bytes] = ..., data_port: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., kernels: _Optional[_Iterable[str]] = ..., predicted_wait_ns: _Optional[int] = ..., predicted_chunk_ns: _Optional[int] = ..., cache_nbytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("protocol_version", "handoff_id", "expected", "incarnation", "token_ids", "held_tokens", "window_policy", "secret", "allow_unqualified")
@@ -162,18 +168,20 @@ class Begin(_message.Message):
     def __init__(self, handoff_id: _Optional[bytes] = ..., identities: _Optional[_Union[Identities, _Mapping]] = ..., incarnation: _Optional[bytes] = ..., schedule_digest: _Optional[bytes] = ..., segments: _Optional[int] = ..., payload_nbytes: _Optional[int] = ...) -> None: ...
 
 class Seal(_message.Message):
-    __slots__ = ("transcript_digest", "segments", "payload_nbytes", "prefill_ns", "signature")
+    __slots__ = ("transcript_digest", "segments", "payload_nbytes", "prefill_ns", "signature", "reused_tokens")
     TRANSCRIPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_NBYTES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     transcript_digest: bytes
     segments: int
     payload_nbytes: int
     prefill_ns: int
     signature: bytes
-    def __init__(self, transcript_digest: _Optional[bytes] = ..., segments: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    reused_tokens: int
+    def __init__(self, transcript_digest: _Optional[bytes] = ..., segments: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., signature: _Optional[bytes] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("code", "message")

@@ -44,7 +44,7 @@ class Run:
         producer = self.producer()
         body = [producer.begin()]
         body += [producer.segment(s, self.payload(s)) for s in self.producer_terms.schedule.segments]
-        return [*body, producer.seal(prefill_ns=7)]
+        return [*body, producer.seal(prefill_ns=7, reused_tokens=3)]
 
     def feed(self, frames: Iterable[bytes]) -> list[HandoffEvent]:
         """Give frames to a fresh consumer until the input ends; raises as the consumer does."""

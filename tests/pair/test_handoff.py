@@ -33,7 +33,7 @@ def test_a_legal_run_delivers_every_plane_and_seals(run: Any) -> None:
     assert isinstance(events[0], Begun)
     assert [type(event) for event in events[1:-1]] == [SegmentVerified] * SEGMENTS
     assert isinstance(events[-1], Sealed)
-    assert events[-1].prefill_ns == 7
+    assert (events[-1].prefill_ns, events[-1].reused_tokens) == (7, 3)
     segments = run.terms.schedule.segments
     assert run.received == {s.index: run.payload(s) for s in segments}
     assert sum(map(len, run.received.values())) == run.terms.schedule.payload_nbytes

@@ -21,6 +21,7 @@ SCHEDULE_DIGEST = hashlib.sha256(b"a schedule").digest()
 NODE_SEED = bytes(range(32, 64))
 PAYLOADS = [bytes([index]) * size for index, size in enumerate((16, 300, 5))]
 PREFILL_NS = 123_456_789
+REUSED_TOKENS = 77
 
 
 def varint(value: int) -> bytes:
@@ -79,16 +80,16 @@ def frames() -> tuple[bytes, bytes, list[bytes], bytes]:
     for payload in PAYLOADS:
         frame(2, payload)
     transcript_digest = transcript.digest()
-    numbers = b"".join(value.to_bytes(8, "big") for value in (len(PAYLOADS), total, PREFILL_NS))
-    statement = b"muser v1 seal" + HANDOFF_ID + SCHEDULE_DIGEST + transcript_digest + numbers
-    frame(3, message(transcript_digest, len(PAYLOADS), total, PREFILL_NS, node.sign(statement)))
+    numbers = b"".join(value.to_bytes(8, "big") for value in (len(PAYLOADS), total, PREFILL_NS, REUSED_TOKENS))
+    statement = b"muser v2 seal" + HANDOFF_ID + SCHEDULE_DIGEST + transcript_digest + numbers
+    frame(3, message(transcript_digest, len(PAYLOADS), total, PREFILL_NS, node.sign(statement), REUSED_TOKENS))
     return key, transcript_digest, sent, node.public_key().public_bytes_raw()
 
 
 def main() -> None:
     key, transcript_digest, sent, public = frames()
     vector = {
-        "protocol_version": 1,
+        "protocol_version": 2,
         "secret": SECRET.hex(),
         "handoff_id": HANDOFF_ID.hex(),
         "incarnation": INCARNATION.hex(),
@@ -99,6 +100,7 @@ def main() -> None:
         "frame_key": key.hex(),
         "payloads": [payload.hex() for payload in PAYLOADS],
         "prefill_ns": PREFILL_NS,
+        "reused_tokens": REUSED_TOKENS,
         "transcript_digest": transcript_digest.hex(),
         "frames": [raw.hex() for raw in sent],
     }

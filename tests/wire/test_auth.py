@@ -11,7 +11,7 @@ from muser_wire.errors import SealError
 from muser_wire.identities import Digest
 from muser_wire.private_files import KeyFileError
 
-STATEMENT = SealStatement(b"h" * 16, Digest(b"s" * 32), Digest(b"t" * 32), 3, 4096, 5)
+STATEMENT = SealStatement(b"h" * 16, Digest(b"s" * 32), Digest(b"t" * 32), 3, 4096, 5, 6)
 
 
 def test_the_frame_key_is_hkdf_sha256_of_secret_and_handoff_id() -> None:
@@ -75,6 +75,7 @@ def test_a_seal_binds_every_number(tmp_path: Path) -> None:
         ("segments", 4),
         ("payload_nbytes", 4097),
         ("prefill_ns", 6),
+        ("reused_tokens", 7),
     ]:
         changed = SealStatement(**{**STATEMENT.__dict__, field: value})
         with pytest.raises(SealError):

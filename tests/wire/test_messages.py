@@ -25,7 +25,7 @@ IDENTITIES = Identities(
     chunk_tokens=2048,
     weights_digest=Digest(b"w" * 32),
 )
-DESCRIPTION = m.Description(IDENTITIES, b"{}", b"i" * 16, b"k" * 32, 4951, 8192, ())
+DESCRIPTION = m.Description(IDENTITIES, b"{}", b"i" * 16, b"k" * 32, 4951, 8192, (), 0, 1_000_000, 1 << 30)
 REQUEST = m.HandoffRequest(
     handoff_id=b"h" * 16,
     expected=IDENTITIES,
@@ -38,7 +38,7 @@ REQUEST = m.HandoffRequest(
 )
 ACCEPTANCE = m.Acceptance(b"t" * 32, Digest(b"d" * 32), 1_000_000, 0)
 BEGIN = m.Begin(b"h" * 16, IDENTITIES, b"i" * 16, Digest(b"d" * 32), 3, 4096)
-SEAL = m.Seal(Digest(b"d" * 32), 3, 4096, 0, b"g" * 64)
+SEAL = m.Seal(Digest(b"d" * 32), 3, 4096, 0, 2, b"g" * 64)
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any], Any, type]
 CODECS: dict[str, Codec] = {
@@ -115,7 +115,7 @@ def changed(stub: Any, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol_version", 2),
+        ("protocol_version", 1),
         ("handoff_id", b"short"),
         ("incarnation", b"x" * 17),
         ("token_ids", b""),
@@ -135,7 +135,16 @@ def test_an_open_request_out_of_range_is_refused_by_name(field: str, value: Any)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("data_port", 0), ("data_port", 65536), ("max_prompt_tokens", 1), ("node_key", b""), ("spec_json", b"")],
+    [
+        ("data_port", 0),
+        ("data_port", 65536),
+        ("max_prompt_tokens", 1),
+        ("node_key", b""),
+        ("spec_json", b""),
+        ("predicted_wait_ns", 10**13 + 1),
+        ("predicted_chunk_ns", 0),
+        ("cache_nbytes", (1 << 50) + 1),
+    ],
 )
 def test_a_description_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     stub = pb.DescribeResponse.FromString(m.encode_description(DESCRIPTION))
@@ -323,3 +332,12 @@ def test_a_mutant_is_refused_or_means_what_it_says(name: str, data: st.DataObjec
 @given(raw=st.binary(max_size=120))
 def test_no_bytes_raise_anything_but_a_protocol_error(name: str, raw: bytes) -> None:
     understood(name, raw)
+
+
+@given(st.binary(max_size=40) | st.just(m.encode_describe_request()) | st.just(m.encode_describe_request() + b"\x00"))
+def test_a_describe_request_has_one_encoding(raw: bytes) -> None:
+    if raw == m.encode_describe_request():
+        m.decode_describe_request(raw)
+        return
+    with pytest.raises(RemoteProtocolError):
+        m.decode_describe_request(raw)

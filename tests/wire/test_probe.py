@@ -60,8 +60,8 @@ def test_no_bytes_raise_anything_but_a_remote_error(name: str, raw: bytes) -> No
 
 
 def test_another_version_is_refused_with_both() -> None:
-    with pytest.raises(RemoteProtocolError, match="1 here, 2 at the peer"):
-        p.decode_probe(pb.ProbeRequest(protocol_version=2, payload=b"").SerializeToString())
+    with pytest.raises(RemoteProtocolError, match="2 here, 1 at the peer"):
+        p.decode_probe(pb.ProbeRequest(protocol_version=1, payload=b"").SerializeToString())
 
 
 def test_ranges_are_those_of_the_schema() -> None:

@@ -60,6 +60,7 @@ def test_golden_frames_are_read_and_verified(vector: dict[str, Any]) -> None:
         len(vector["payloads"]),
         sum(map(len, vector["payloads"])),
         vector["prefill_ns"],
+        vector["reused_tokens"],
     )
     verify_seal(statement, seal.signature, vector["node_key"])
 
@@ -79,6 +80,7 @@ def test_the_same_frames_are_written(vector: dict[str, Any]) -> None:
         seal.segments,
         seal.payload_nbytes,
         vector["prefill_ns"],
+        vector["reused_tokens"],
     )
     assert key.public_bytes == vector["node_key"]
     assert key.sign(statement.encode()) == seal.signature

@@ -160,7 +160,15 @@ def _from_config(outer: Fields) -> ModelSpec:
     fields = text_fields(outer, DEFAULTS)
     base = config_base(fields, NAME, ConfigNames("hidden_activation"))
     count, window = len(base.layers), fields.integer("sliding_window")
-    kinds = layer_kinds(fields, count) or tuple((count - 1 - i) % PERIOD != 0 for i in range(count))
+    usual = tuple((count - 1 - i) % PERIOD != 0 for i in range(count))
+    kinds = layer_kinds(fields, count) or usual
+    if kinds != usual and not fields.has("layer_rope_theta"):
+        # Of a missing list transformers makes the usual pattern, mlx-lm one that follows layer_types.
+        raise fields.refusal(
+            "layer_rope_theta",
+            f"is missing, and layer_types is not full attention at every {PERIOD}th layer counted from the last; "
+            "only a list would say which layers have no positions",
+        )
     ropes = _ropes(fields, count, base.head_dim)
     return replace(
         base,

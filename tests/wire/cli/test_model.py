@@ -117,3 +117,17 @@ def test_tiny_refuses_sizes_that_make_no_model(
 ) -> None:
     assert main(["model", "tiny", "llama", str(tmp_path / "x"), option]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_quantize_writes_a_file_and_prints_it(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tiny.gguf"
+    assert main(["model", "quantize", "--to", "q4_0", str(tiny_llama), str(out)]) == 0
+    printed, said = capsys.readouterr()
+    assert printed == f"{out}\n"
+    # 6 layers of 7 matrices; embedding and head stay finer; 13 norms.
+    assert said == "42 x Q4_0, 13 x F32, 2 x Q8_0\n"
+    assert main(["model", "inspect", str(out)]) == 0
+    assert main(["model", "quantize", str(out), str(tmp_path / "again.gguf")]) == 2
+    assert "use it as it is" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Ids equal those of the reference, `tokenizers` over tokenizer.json, for each family and both containers.
 
 Vocabularies are learned here from a few texts: which rules cut and merge is what families differ in.
-Gemma's is the real one, against ids that transformers gave.
+Gemma's and SmolLM2's are the real ones, against ids that transformers and llama.cpp gave.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tokenizers
 from gguf import GGUFWriter
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from muser_decode.tokenizer import StreamDecoder
 from muser_wire.errors import CheckpointError
 from muser_wire.model.sentencepieces import BYTES, SPACE, implied_merges
 from muser_wire.model.tokenizer import Tokenizer, load_tokenizer
@@ -168,6 +169,25 @@ def test_no_text_becomes_a_control_token_and_tokens_join_to_the_text(built: Buil
         assert b"".join(map(tokenizer.token_bytes, ids)) == expected.encode()
 
 
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The text, token by token: what was given at any moment is a prefix of the whole, with no half characters."""
+    decoder, shown, whole = StreamDecoder(tokenizer), "", tokenizer.decode(ids)
+    for token in ids:
+        shown += decoder.feed(token)
+        assert whole.startswith(shown)
+    return shown + decoder.finish()
+
+
+def test_a_stream_gives_the_text_back(built: Built, corpus: list[str]) -> None:
+    tokenizer, held = load_tokenizer(built.file), 0
+    for text in corpus:
+        ids = tokenizer.encode(text)
+        assert streamed(tokenizer, ids) == (unicodedata.normalize("NFC", text) if built.rules.nfc else text)
+        decoder = StreamDecoder(tokenizer)
+        held += "" in [decoder.feed(token) for token in ids]
+    assert held > 20, "texts with a token that ends inside a character"
+
+
 def test_both_containers_are_one_tokenizer(built: Built) -> None:
     folder, file = load_tokenizer(built.folder), load_tokenizer(built.file)
     assert folder.digest() == file.digest()
@@ -205,13 +225,24 @@ def gemma(gemma3_270m: Path) -> Tokenizer:
     return load_tokenizer(gemma3_270m)
 
 
-def test_gemma_s_ids_equal_the_reference(gemma: Tokenizer, corpus: list[str]) -> None:
-    # Of each text the count and the ids, little-endian, hashed; given by transformers 5.24.
+def digest_of_ids(tokenizer: Tokenizer, corpus: list[str]) -> str:
+    """Of each text the count and the ids, little-endian, hashed."""
     h = hashlib.sha256()
     for text in corpus:
-        ids = gemma.encode(text)
+        ids = tokenizer.encode(text)
         h.update(np.array([len(ids), *ids], "<u4").tobytes())
-    assert h.hexdigest() == "a31727e46dd27ff1269fa93b9313e916b5e942f1f03c731c8ec4138aed27360f"
+    return h.hexdigest()
+
+
+def test_gemma_s_ids_equal_the_reference(gemma: Tokenizer, corpus: list[str]) -> None:
+    # Given by transformers 5.24.
+    assert digest_of_ids(gemma, corpus) == "a31727e46dd27ff1269fa93b9313e916b5e942f1f03c731c8ec4138aed27360f"
+
+
+def test_smollm2_s_ids_equal_the_reference(smollm2: Path, corpus: list[str]) -> None:
+    # Given by llama.cpp (llama-cpp-python 0.3.36) with special=False. Our ids of each text were compared with its.
+    expected = "039b69c5419a5bd0e5a37e3eb53e2d23a805b0bf11bb76e5ac4f367de3bc9e27"
+    assert digest_of_ids(load_tokenizer(smollm2), corpus) == expected
 
 
 @pytest.mark.parametrize(
@@ -236,6 +267,7 @@ def test_gemma_s_tokens_join_to_the_text_and_none_is_a_control_token(gemma: Toke
         ids = gemma.encode(text)
         assert not control & set(ids)
         assert b"".join(map(gemma.token_bytes, ids)) == text.encode()
+        assert streamed(gemma, ids) == text
     assert (gemma.bos_id, gemma.adds_bos, gemma.eos_ids, gemma.vocab_size) == (2, True, {1}, 262144)
 
 

@@ -109,6 +109,27 @@ def test_kinds_and_bases_of_layers_are_read_apart() -> None:
     assert [(layer.window, layer.rope) for layer in spec.layers] == [(None, RopeSpec(500_000.0, 128)), (2048, None)]
 
 
+def test_kinds_alone_say_which_layers_have_no_positions_where_both_rules_agree() -> None:
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 3
+    assert spec_of({"num_hidden_layers": 7, "layer_types": [*kinds, "full_attention"]}) == spec_of(
+        {"num_hidden_layers": 7}
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "full"),
+    # As a count from the first layer would have it; two full layers in place of one; none at all.
+    [(7, (3,)), (4, (2, 3)), (4, ())],
+)
+def test_kinds_alone_are_refused_where_readers_would_disagree(count: int, full: tuple[int, ...]) -> None:
+    kinds = ["full_attention" if i in full else "sliding_attention" for i in range(count)]
+    text = {"num_hidden_layers": count, "layer_types": kinds}
+    with pytest.raises(CheckpointError, match=r"^m/config\.json: layer_rope_theta is missing, and layer_types is not"):
+        spec_of(text)
+    given = spec_of({**text, "layer_rope_theta": [0 if i in full else 500_000.0 for i in range(count)]})
+    assert [layer.rope is None for layer in given.layers] == [i in full for i in range(count)]
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
