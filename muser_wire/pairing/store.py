@@ -78,7 +78,7 @@ class PeerStore:
             if self._seen is None or self._seen[0] != signature:
                 contents = self._contents([name for name, *_ in signature])
                 for reason in contents.damaged:
-                    _log.warning("peer_damaged %s", reason)
+                    _log.warning("peer_damaged reason=%s", reason)
                 self._seen = signature, contents
             return self._seen[1]
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from muser_wire.process import stop_on_signals, write_ready_file
+from muser_wire.process import reload_on_hangup, stop_on_signals, write_ready_file
 
 
 @pytest.fixture
@@ -35,3 +40,83 @@ def test_a_ready_file_appears_whole_and_alone(tmp_path: Path) -> None:
     write_ready_file(path, {"port": 4949})
     assert json.loads(path.read_text()) == {"pid": os.getpid(), "port": 4949}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def hangup_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_without_a_terminal_means_reload(hangup_handler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muser_wire.process._has_terminal", lambda: False)
+    stop = threading.Event()
+    reload = reload_on_hangup(stop)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert reload.wait(5.0)
+    assert not stop.is_set()
+
+
+WAITING = """
+import fcntl, signal, sys, termios, threading
+from muser_wire.process import reload_on_hangup
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+stop = threading.Event()
+reload = reload_on_hangup(stop)
+open(sys.argv[2], "w").close()
+while not stop.wait(0.01):
+    if reload.is_set():
+        reload.clear()
+        open(sys.argv[2] + ".reloaded", "w").close()
+"""
+
+
+@contextlib.contextmanager
+def in_terminal(mode: str, ready: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run WAITING as the leader of a session on a terminal of its own; give it and the terminal's other end."""
+    outside, inside = pty.openpty()
+    command = [sys.executable, "-c", WAITING, mode, str(ready)]
+    process = subprocess.Popen(command, stdin=inside, start_new_session=True)
+    os.close(inside)
+    try:
+        eventually(ready.exists)
+        yield process, outside
+    finally:
+        process.kill()
+        process.wait()
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_terminal_that_is_closed_ends_a_node_that_was_started_in_it(tmp_path: Path) -> None:
+    with in_terminal("plain", tmp_path / "ready") as (process, terminal):
+        process.send_signal(signal.SIGHUP)
+        eventually((tmp_path / "ready.reloaded").exists)
+        assert process.poll() is None, "the terminal is there, so somebody asked for a reload"
+        os.close(terminal)
+        assert process.wait(20.0) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc to see the signal taken")
+def test_under_nohup_a_closed_terminal_changes_nothing(tmp_path: Path) -> None:
+    with in_terminal("nohup", tmp_path / "ready") as (process, terminal):
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        # It has taken the signal once none is pending, and would have ended by the time that it has slept again.
+        eventually(lambda: int(status_of(process.pid)["ShdPnd"], 16) == 0)
+        turns = int(status_of(process.pid)["voluntary_ctxt_switches"])
+        eventually(lambda: int(status_of(process.pid)["voluntary_ctxt_switches"]) > turns + 5)
+        assert process.poll() is None
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
