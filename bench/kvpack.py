@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 when a goal was missed."""
     parser = argparse.ArgumentParser(prog="bench.kvpack", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=1000, help="written and read in a round")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
     parser.add_argument("--dir", type=Path, help="where to write; default: the system's temporary directory")
     parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
     args = parser.parse_args(argv)

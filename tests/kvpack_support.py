@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from muser_wire.kvpack.block import Block, BlockHead, make_block, pack_ids
 from muser_wire.kvpack.disk import DiskTier
 from muser_wire.kvpack.files import Files
 from muser_wire.kvpack.naming import Namer
+from muser_wire.kvpack.states import StateFacts, write_state
 from muser_wire.kvpack.store import BlockStore
 
 CHUNK = 8
@@ -67,14 +69,19 @@ def blocks_of(namer: Namer, geometry: Geometry, ids: Sequence[int], *, decoded_f
 
 
 class FaultyFiles(Files):
-    """Does once, at the next operation of that kind, what `fault` says."""
+    """Does once, at the next operation of that kind, what `fault` says; `fired` counts what it did."""
 
     fault = ""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.fired: Counter[str] = Counter()
 
     def _due(self, fault: str) -> bool:
         if self.fault != fault:
             return False
         self.fault = ""
+        self.fired[fault] += 1
         return True
 
     def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -127,6 +134,12 @@ class Shelf:
         self.namer = Namer(KEY, self.identities)
         self.disk = DiskTier(self.files, self.namer, self.geometry, self.disk_nbytes) if self.disk_nbytes else None
         self.store = BlockStore(self.namer, self.geometry, self.memory_nbytes, self.disk)
+
+    def describe(self) -> StateFacts:
+        """Describe this store's state in its directory, as a node does."""
+        facts = StateFacts(self.identities, self.geometry, "")
+        write_state(self.files, facts)
+        return facts
 
     def keep(self, ids: Sequence[int], *, decoded_from: int | None = None) -> list[bool]:
         """Put every block of a request."""

@@ -7,14 +7,26 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
+from muser_wire.cli import endpoint
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
 from muser_wire.kvpack.block import pack_ids
+from muser_wire.kvpack.departed import DEPARTED_FILE
 from muser_wire.kvpack.disk import PARTIAL_SUFFIX, SUFFIX, locked, store_files, unusable
 from muser_wire.kvpack.files import Files
-from muser_wire.kvpack.listing import Listed, Unreadable, check_blocks, explain, list_blocks
+from muser_wire.kvpack.listing import (
+    HeldPrefix,
+    Listed,
+    Unreadable,
+    check_blocks,
+    explain,
+    ignored_stores,
+    list_blocks,
+)
+from muser_wire.kvpack.states import STATE_PREFIX
 from muser_wire.model.fetch import fetched_path
 from muser_wire.model.tokenizer import load_tokenizer
 
@@ -45,8 +57,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         if name in ("ls", "stats", "explain"):
             action.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "explain":
-            action.add_argument("--ids", default="-", help="file with a JSON list of token ids; -: standard input")
-            action.add_argument("--model", help="a model, to read plain text instead of ids")
+            action.add_argument(
+                "--request",
+                metavar="FILE",
+                help="ask the running node about the body of a chat or completion, or a JSON list of token ids; "
+                "-: standard input",
+            )
+            endpoint.add_arguments(action)
+            action.add_argument(
+                "--ids", default="-", help="without a node: file with a JSON list of token ids; -: standard input"
+            )
+            action.add_argument("--model", help="without a node: a model, to read plain text instead of ids")
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
@@ -120,6 +141,8 @@ def run_clear(arguments: argparse.Namespace) -> int:
                     if facts.name.endswith((SUFFIX, PARTIAL_SUFFIX)):
                         files.delete(facts.name)
                         count += 1
+                    elif facts.name == DEPARTED_FILE or facts.name.startswith(STATE_PREFIX):
+                        files.delete(facts.name)
                 files.sync()
             except OSError as error:
                 raise unusable(files.directory, error) from error
@@ -128,26 +151,92 @@ def run_clear(arguments: argparse.Namespace) -> int:
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
-    """Print how much of a prompt each state's blocks hold."""
-    ids = _read_ids(arguments)
-    blocks, _ = _list(_files(arguments))
-    # A node leaves the last prompt token to its first decode step.
-    held = explain(blocks, pack_ids(ids[:-1]))
+    """Print how much of a prompt is held, block by block: by the running node, or by what each state has on disk."""
+    if arguments.request is not None:
+        return _explain_by_node(arguments)
+    ids, files = _read_ids(arguments), _files(arguments)
+    held = _explain_by_files(files, ids)
     if arguments.json:
         rows = [
-            {"state": prefix.state.hex()[:NAME_CHARS], "held_tokens": prefix.tokens, "reason": prefix.reason}
+            {
+                **prefix.facts.named(),
+                "state": prefix.facts.state.hex()[:NAME_CHARS],
+                "held_tokens": prefix.tokens,
+                "reason": prefix.reason,
+                "blocks": [asdict(account) for account in prefix.accounts],
+            }
             for prefix in held
         ]
-        print(json.dumps({"prompt_tokens": len(ids), "states": rows}, indent=2))
+        print(
+            json.dumps({"prompt_tokens": len(ids), "states": rows, "ignored_stores": ignored_stores(files)}, indent=2)
+        )
         return 0
     for prefix in held:
+        named = prefix.facts.named()
         print(
-            f"{prefix.state.hex()[:NAME_CHARS]}  {prefix.tokens} of {len(ids) - 1} tokens held "
-            f"in {prefix.blocks} blocks: {prefix.reason}"
+            f"{prefix.facts.state.hex()[:NAME_CHARS]}  weights {named['weights_digest']}, lane {named['lane']},",
+            end=" ",
         )
+        print(f"grid {named['chunk_tokens']}, {named['computed']}: {prefix.tokens} of {len(ids) - 1} tokens held")
+        _print_blocks([asdict(account) for account in prefix.accounts])
     if not held:
         print("no blocks are kept here")
+    _print_ignored(ignored_stores(files))
     return 0
+
+
+def _explain_by_files(files: Files, ids: list[int]) -> list[HeldPrefix]:
+    """Return what each state on disk holds of a prompt."""
+    if not files.directory.is_dir():
+        return []
+    try:
+        # A node leaves the last prompt token to its first decode step.
+        return explain(files, pack_ids(ids[:-1]))
+    except FileNotFoundError:
+        # No node has made the store's key yet.
+        return []
+    except OSError as error:
+        raise unusable(files.directory, error) from error
+
+
+def _explain_by_node(arguments: argparse.Namespace) -> int:
+    """Print what the running node says of a request."""
+    asked = _read_json(arguments.request)
+    body = {"tokens": asked} if isinstance(asked, list) else asked
+    if not isinstance(body, dict):
+        raise CacheInputError(f"{arguments.request}: expected the body of a request, or a JSON list of token ids")
+    answer = endpoint.endpoint(arguments).explain_cache(body)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    print(f"{answer.get('held_tokens')} of {answer.get('prompt_tokens')} prompt tokens held: {answer.get('reason')}")
+    _print_blocks(_objects(answer.get("blocks")))
+    for other in _objects(answer.get("elsewhere")):
+        differs = ", ".join(f"{name} ({other.get(name)})" for name in _texts(other.get("differs")))
+        print(f"  {other.get('held_tokens')} tokens are held of another state on disk, which differs in {differs}")
+    _print_ignored(_texts(answer.get("ignored_stores")))
+    return 0
+
+
+def _print_blocks(blocks: list[dict[str, object]]) -> None:
+    for block in blocks:
+        where = f"hit in {block['where']}" if block["held"] else "miss"
+        mark = ", in part decoded" if block["decoded"] else ""
+        reason = f": {block['reason']}" if block["reason"] else ""
+        print(f"  tokens {block['start']}-{block['stop']}: {block['held']} held, {where}{mark}{reason}")
+
+
+def _print_ignored(stores: list[str]) -> None:
+    for store in stores:
+        print(f"  {store} beside it was made by another version, and is ignored")
+
+
+def _objects(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _files(arguments: argparse.Namespace) -> Files:
@@ -181,13 +270,35 @@ def _read_ids(arguments: argparse.Namespace) -> list[int]:
     Raises:
         CacheInputError: they cannot be read, or are no ids.
     """
-    try:
-        text = sys.stdin.read() if arguments.ids == "-" else Path(arguments.ids).read_text(encoding="utf-8")
-        if arguments.model:
-            return load_tokenizer(fetched_path(arguments.model, muser_home())).encode(text)
-        ids = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise CacheInputError(f"{arguments.ids}: {error}") from error
+    if arguments.model:
+        return load_tokenizer(fetched_path(arguments.model, muser_home())).encode(_read(arguments.ids))
+    ids = _read_json(arguments.ids)
     if not isinstance(ids, list) or not ids or not all(type(item) is int and 0 <= item < 1 << 32 for item in ids):
         raise CacheInputError(f"{arguments.ids}: expected a JSON list of token ids, such as [1, 2, 3]")
     return ids
+
+
+def _read(name: str) -> str:
+    """Return the text of a file, or of standard input.
+
+    Raises:
+        CacheInputError: it cannot be read.
+    """
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CacheInputError(f"{name}: {error}") from error
+
+
+def _read_json(name: str) -> object:
+    """Return the JSON value in a file, or of standard input.
+
+    Raises:
+        CacheInputError: it cannot be read, or is none.
+    """
+    text = _read(name)
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CacheInputError(f"{name}: {error}") from error
+    return value

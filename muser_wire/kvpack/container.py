@@ -97,13 +97,6 @@ def decode_head(header: bytes) -> tuple[BlockHead, Digest, int]:
         raise BlockInvalid("the header is not that of a block") from error
 
 
-def drops_rows(header: bytes) -> bool:
-    """Say whether a layer holds fewer tokens than the block, by its header."""
-    parsed: dict[str, Any] = json.loads(header)
-    (tokens,) = parsed["token_ids"]["shape"]
-    return any(entry["shape"][0] != tokens for name, entry in parsed.items() if name.startswith("layers."))
-
-
 @dataclass(frozen=True)
 class Seal:
     """A keyed digest over a whole file: the tag of AES-GCM over data that is not encrypted.

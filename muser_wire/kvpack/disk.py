@@ -19,16 +19,18 @@ from muser_wire.geometry import Geometry
 from muser_wire.identities import Digest
 from muser_wire.kvpack.block import ID_NBYTES, Block, BlockHead
 from muser_wire.kvpack.container import LENGTH_NBYTES, decode, decode_head, encode, header_nbytes
+from muser_wire.kvpack.departed import Departure, Departures
 from muser_wire.kvpack.errors import BlockInvalid, StoreLocked, StoreUnusable
 from muser_wire.kvpack.files import FileFacts, Files
-from muser_wire.kvpack.naming import KEY_NBYTES, Namer, random_key
+from muser_wire.kvpack.naming import KEY_NBYTES, NAME_NBYTES, Namer, random_key
+from muser_wire.kvpack.states import STATE_CHARS
 
-FORMAT_DIRECTORY = "kvpack-1"
+FORMAT_PREFIX = "kvpack-"
+FORMAT_DIRECTORY = f"{FORMAT_PREFIX}1"
 KEY_FILE = "key"
 LOCK_FILE = "lock"
 SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
-STATE_CHARS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class DiskTier:
     """The blocks of one directory. Methods may be called on any thread; `save` works on one at a time."""
 
     def __init__(self, files: Files, namer: Namer, geometry: Geometry, bound_nbytes: int) -> None:
-        self._files = files
+        self.files = files
         self._namer = namer
         self._geometry = geometry
         self._bound_nbytes = bound_nbytes
@@ -79,6 +81,7 @@ class DiskTier:
         self._saving = threading.Lock()
         self._stored: dict[str, Stored] = {}
         self.counts = DiskCounts()
+        self.departures = Departures(files)
 
     @property
     def nbytes(self) -> int:
@@ -96,9 +99,9 @@ class DiskTier:
             StoreUnusable: the directory cannot be read.
         """
         try:
-            found = self._files.list()
+            found = self.files.list()
         except OSError as error:
-            raise unusable(self._files.directory, error) from error
+            raise unusable(self.files.directory, error) from error
         heads = []
         for facts in found:
             if facts.name.endswith(PARTIAL_SUFFIX):
@@ -117,7 +120,7 @@ class DiskTier:
         """Return a block, verified in full; None when that fails, and then its file is gone."""
         file = self.file_name(head.name)
         try:
-            block = decode(self._geometry, self._namer, head, self._files.read(file))
+            block = decode(self._geometry, self._namer, head, self.files.read(file))
         except (OSError, BlockInvalid) as error:
             _log.warning("block_invalid name=%s reason=%s", head.name.hex()[:16], error)
             self.drop(head.name)
@@ -143,7 +146,7 @@ class DiskTier:
             if stored is not None:
                 # Only the order over a restart suffers when this fails.
                 with contextlib.suppress(OSError):
-                    self._files.touch(file, used_ns)
+                    self.files.touch(file, used_ns)
 
     def file_name(self, name: Digest) -> str:
         """Return under which name a block of this state lies in the directory."""
@@ -161,7 +164,7 @@ class DiskTier:
         evicted = [victim.head.name for victim in victims if victim.head]
         try:
             self._publish(file, parts)
-            self._files.touch(file, used_ns)
+            self.files.touch(file, used_ns)
         except OSError as error:
             _log.warning("block_not_saved name=%s reason=%s", block.head.name.hex()[:16], error)
             self._delete(file)
@@ -194,9 +197,9 @@ class DiskTier:
     def _publish(self, file: str, parts: tuple[bytes, memoryview]) -> None:
         partial = file + PARTIAL_SUFFIX
         try:
-            self._files.write(partial, parts)
-            self._files.rename(partial, file)
-            self._files.sync()
+            self.files.write(partial, parts)
+            self.files.rename(partial, file)
+            self.files.sync()
         except OSError:
             self._delete(partial)
             raise
@@ -205,7 +208,7 @@ class DiskTier:
         with self._lock:
             self._stored.pop(file, None)
         try:
-            self._files.delete(file)
+            self.files.delete(file)
         except OSError as error:
             _log.warning("file_not_deleted file=%s reason=%s", file, error)
 
@@ -214,11 +217,12 @@ class DiskTier:
         head = None
         if facts.name.startswith(self._namer.state.hex()[:STATE_CHARS]):
             try:
-                head = read_head(self._files, self._namer, facts.name)
+                head = read_head(self.files, self._namer, facts.name)
             except (OSError, BlockInvalid) as error:
                 _log.warning("block_invalid file=%s reason=%s", facts.name, error)
                 self.counts.invalid += 1
                 self._delete(facts.name)
+                self._note_damage(facts.name)
                 return None
         self._stored[facts.name] = Stored(facts.name, facts.nbytes, facts.used_ns, head)
         return head
@@ -231,8 +235,16 @@ class DiskTier:
                 reached.add(head.name)
                 kept.append(head)
             else:
+                self.departures.note(head.name, head.parent, Departure.STRANDED)
                 self.drop(head.name)
         return kept
+
+    def _note_damage(self, file: str) -> None:
+        """Remember that a file of this state was none, by the name under which it lay."""
+        with contextlib.suppress(ValueError):
+            name = bytes.fromhex(file.removesuffix(SUFFIX).partition("-")[2])
+            if len(name) == NAME_NBYTES:
+                self.departures.note(Digest(name), Digest(bytes(NAME_NBYTES)), Departure.DAMAGED)
 
 
 def read_head(files: Files, namer: Namer, file: str) -> BlockHead:

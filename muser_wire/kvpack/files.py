@@ -51,6 +51,11 @@ class Files:
             file.flush()
             os.fsync(file.fileno())
 
+    def append(self, name: str, data: bytes) -> None:
+        """Add to a file, made when it is not there. Nothing is waited for: what may be lost in a crash."""
+        with open(self.directory / name, "ab", opener=_private) as file:
+            file.write(data)
+
     def rename(self, name: str, to: str) -> None:
         """Give a file its final name, in one step."""
         os.replace(self.directory / name, self.directory / to)

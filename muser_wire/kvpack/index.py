@@ -101,6 +101,14 @@ class Index:
             and sibling.prefilled_stop <= head.prefilled_stop
         ]
 
+    def children(self, parent: Digest) -> list[BlockHead]:
+        """Return the heads of the held blocks that continue a block."""
+        return list(self._siblings(parent))
+
+    def has_children(self, parent: Digest) -> bool:
+        """Say whether any held block continues a block."""
+        return parent in self._children
+
     def match(self, ids: bytes) -> Match:
         """Return the longest held prefix of packed token ids."""
         chain, parent, reason = self._whole_blocks(ids)

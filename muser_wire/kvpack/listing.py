@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from muser_wire.identities import Digest
 from muser_wire.kvpack.block import ID_NBYTES, BlockHead
-from muser_wire.kvpack.container import LENGTH_NBYTES, check_file, decode_head, drops_rows, header_nbytes
-from muser_wire.kvpack.disk import KEY_FILE, SUFFIX
+from muser_wire.kvpack.container import LENGTH_NBYTES, check_file, decode_head, header_nbytes
+from muser_wire.kvpack.departed import Departures
+from muser_wire.kvpack.disk import FORMAT_DIRECTORY, FORMAT_PREFIX, KEY_FILE, SUFFIX
 from muser_wire.kvpack.errors import BlockInvalid
+from muser_wire.kvpack.explaining import BlockAccount, Explainer
 from muser_wire.kvpack.files import FileFacts, Files
-from muser_wire.kvpack.index import common_tokens
+from muser_wire.kvpack.index import Index
+from muser_wire.kvpack.naming import Namer
+from muser_wire.kvpack.states import StateFacts, read_states
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One block's file. `whole`: no layer dropped a row, so that a prompt may part from it inside."""
+    """One block's file."""
 
     facts: FileFacts
     state: Digest
     head: BlockHead
-    whole: bool
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,20 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class HeldPrefix:
-    """How many leading tokens of a prompt one state's blocks hold, in how many blocks, and why no more."""
+    """What the blocks of one state hold of a prompt, block by block."""
 
-    state: Digest
-    tokens: int
-    blocks: int
-    reason: str
+    facts: StateFacts
+    accounts: tuple[BlockAccount, ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many leading tokens are held."""
+        return sum(account.held for account in self.accounts)
+
+    @property
+    def reason(self) -> str:
+        """Why there are no more."""
+        return next((account.reason for account in self.accounts if account.reason), "all held")
 
 
 def list_blocks(files: Files) -> tuple[list[Listed], list[Unreadable]]:
@@ -80,45 +89,34 @@ def check_blocks(files: Files) -> Iterator[tuple[FileFacts, str]]:
         yield facts, reason
 
 
-def explain(blocks: list[Listed], ids: bytes) -> list[HeldPrefix]:
-    """Return, for each state, how much of a prompt (packed ids) its blocks hold and why no more."""
-    states = sorted({block.state for block in blocks})
-    return [_held([block for block in blocks if block.state == state], state, ids) for state in states]
+def explain(files: Files, ids: bytes) -> list[HeldPrefix]:
+    """Return, for each state that the directory describes, what its blocks hold of a prompt (packed ids).
+
+    Raises:
+        OSError: the store's key or its directory cannot be read.
+    """
+    key, departures = files.read(KEY_FILE), Departures(files)
+    blocks, _ = list_blocks(files)
+    prefixes = []
+    for facts in read_states(files):
+        namer = Namer(key, facts.identities, facts.computed)
+        index = Index(namer, facts.geometry, reuse_decoded=True)
+        # By depth, so that each block comes after the one that it continues.
+        for block in blocks:
+            if block.state == facts.state and index.rooted(block.head.parent):
+                index.add(block.head)
+        accounts = Explainer(namer, index, departures, lambda name: "disk").accounts(ids)
+        prefixes.append(HeldPrefix(facts, tuple(accounts)))
+    return prefixes
 
 
-def _held(blocks: list[Listed], state: Digest, ids: bytes) -> HeldPrefix:
-    parents = {block.head.name for block in blocks}
-    # What begins at position 0 names a parent that is no block.
-    level = [block for block in blocks if block.head.start == 0 and block.head.parent not in parents]
-    at, count = 0, 0
-    while at * ID_NBYTES < len(ids):
-        best, tokens = _best(level, ids[at * ID_NBYTES :])
-        if best is None:
-            return HeldPrefix(state, at, count, f"no block holds token {at}" if not level else _why(level, ids, at))
-        at, count = at + tokens, count + 1
-        if tokens < best.head.tokens and at * ID_NBYTES < len(ids):
-            return HeldPrefix(state, at, count, f"the prompt differs at token {at}")
-        level = [block for block in blocks if block.head.parent == best.head.name]
-    return HeldPrefix(state, at, count, "all held")
-
-
-def _best(level: list[Listed], rest: bytes) -> tuple[Listed | None, int]:
-    wanted = np.frombuffer(rest, dtype="<u4")
-    best: Listed | None = None
-    most = 0
-    for block in level:
-        tokens = common_tokens(block.head.token_ids, wanted)
-        if tokens > most and (block.whole or tokens == block.head.tokens):
-            best, most = block, tokens
-    return best, most
-
-
-def _why(level: list[Listed], ids: bytes, at: int) -> str:
-    wanted = np.frombuffer(ids[at * ID_NBYTES :], dtype="<u4")
-    common = max(common_tokens(block.head.token_ids, wanted) for block in level)
-    if common == 0:
-        return f"the prompt differs at token {at}"
-    return f"the prompt differs at token {at + common}, inside a block whose windows allow to go on at its end only"
+def ignored_stores(files: Files) -> list[str]:
+    """Return the names of the stores beside this one that another version of the format made."""
+    try:
+        found = [path.name for path in files.directory.parent.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+    return sorted(name for name in found if name.startswith(FORMAT_PREFIX) and name != FORMAT_DIRECTORY)
 
 
 def _block_files(files: Files) -> list[FileFacts]:
@@ -132,4 +130,4 @@ def _listed(files: Files, facts: FileFacts) -> Listed:
     ids = files.read_start(facts.name, length + tokens * ID_NBYTES)[length:]
     if tokens < 1 or len(ids) != tokens * ID_NBYTES:
         raise BlockInvalid("the file is cut short")
-    return Listed(facts, state, replace(head, ids=ids), not drops_rows(header))
+    return Listed(facts, state, replace(head, ids=ids))

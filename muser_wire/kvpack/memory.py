@@ -26,7 +26,7 @@ class MemoryTier:
     """Blocks by name. Its owner's lock guards it."""
 
     def __init__(self, bound_nbytes: int) -> None:
-        self._bound_nbytes = bound_nbytes
+        self._most_nbytes = self._bound_nbytes = bound_nbytes
         self._kept: dict[Digest, _Kept] = {}
         self.nbytes = 0
         self.evicted = 0
@@ -58,6 +58,17 @@ class MemoryTier:
             left.append(victim.block.head.name)
         self._kept[block.head.name] = _Kept(block, used_ns)
         self.nbytes += block.nbytes
+        return left
+
+    def bound(self, nbytes: int) -> list[Digest]:
+        """Keep at most so many bytes, and never more than at first; return the names of the blocks that left."""
+        self._bound_nbytes = max(0, min(self._most_nbytes, nbytes))
+        left: list[Digest] = []
+        while self.nbytes > self._bound_nbytes:
+            victim = min(self._kept.values(), key=lambda kept: kept.order).block.head.name
+            self.drop(victim)
+            self.evicted += 1
+            left.append(victim)
         return left
 
     def drop(self, name: Digest) -> None:

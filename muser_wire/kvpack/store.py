@@ -15,7 +15,10 @@ from enum import Enum
 from muser_wire.geometry import Geometry
 from muser_wire.identities import Digest
 from muser_wire.kvpack.block import Block, BlockHead
+from muser_wire.kvpack.departed import Departure, Departures
 from muser_wire.kvpack.disk import DiskTier
+from muser_wire.kvpack.explaining import BlockAccount, Explainer
+from muser_wire.kvpack.files import Files
 from muser_wire.kvpack.index import Index, Match
 from muser_wire.kvpack.memory import MemoryTier
 from muser_wire.kvpack.naming import Namer
@@ -81,6 +84,8 @@ class BlockStore:
         self._disk = disk
         self._index = Index(namer, geometry, reuse_decoded=reuse_decoded)
         self._on_disk: set[Digest] = set()
+        self._unsaved: dict[Digest, Block] = {}
+        self._departures = disk.departures if disk is not None else Departures()
         self._lock = threading.Lock()
         self._clock_ns = clock_ns
         self._now_ns = 0
@@ -88,6 +93,11 @@ class BlockStore:
         for head in disk.scan() if disk else ():
             self._index.add(head)
             self._on_disk.add(head.name)
+
+    @property
+    def files(self) -> Files | None:
+        """Where the disk's blocks lie, if there is a disk."""
+        return self._disk.files if self._disk is not None else None
 
     def match(self, ids: bytes) -> Match:
         """Return the longest held prefix of packed token ids, and count it as used. Reads no file."""
@@ -110,10 +120,15 @@ class BlockStore:
         with self._lock:
             return self._index.match(ids)
 
+    def accounts(self, ids: bytes) -> list[BlockAccount]:
+        """Return where each block of a prompt lies, or why it does not; nothing is counted."""
+        with self._lock:
+            return Explainer(self.namer, self._index, self._departures, self._where).accounts(ids)
+
     def fetch(self, head: BlockHead) -> Fetched | None:
         """Return a block of a match, from memory or else verified from disk; None when it has gone meanwhile."""
         with self._lock:
-            block = self._memory.get(head.name)
+            block = self._memory.get(head.name) or self._unsaved.get(head.name)
             if block is not None:
                 self._counts.fetched_memory += 1
                 return Fetched(block, Tier.MEMORY)
@@ -121,7 +136,7 @@ class BlockStore:
         with self._lock:
             if block is None:
                 self._counts.lost += 1
-                self._gone_from_disk(head.name)
+                self._gone_from_disk(head.name, Departure.DAMAGED)
                 return None
             self._counts.fetched_disk += 1
             # Promoting it is a use of its ancestors too; otherwise a later block could push them out before it.
@@ -148,6 +163,9 @@ class BlockStore:
             lineage, now_ns = tuple(self._index.ancestry(head)), self._tick()
             self._memory.touch(lineage, now_ns)
             self._index.add(head)
+            if self._disk is not None:
+                # Until it is there, or never will be, blocks that continue it must find it.
+                self._unsaved[head.name] = block
             self._keep_in_memory(block, now_ns)
             return Kept(block, lineage, tuple(self._index.superseded(head)), now_ns)
 
@@ -155,12 +173,22 @@ class BlockStore:
         """Save on disk what `keep` returned, where there is one; return whether the block is held now."""
         if kept.present:
             return True
-        saved = self._save(kept)
-        with self._lock:
-            held = saved or kept.block.head.name in self._memory
+        self._save(kept)
+        held = self._settled(kept)
         if held:
             self._drop(kept.superseded)
         return held
+
+    def release(self, kept: Kept) -> None:
+        """Say that `persist` will not follow."""
+        if not kept.present:
+            self._settled(kept)
+
+    def bound_memory(self, nbytes: int) -> None:
+        """Keep at most so many bytes in memory from now on, as far as configured; others need the rest."""
+        with self._lock:
+            for name in self._memory.bound(nbytes):
+                self._gone_from_memory(name)
 
     def stats(self) -> dict[str, object]:
         """Return counts and sizes, as plain values with units in their names."""
@@ -182,33 +210,56 @@ class BlockStore:
 
     def _keep_in_memory(self, block: Block, now_ns: int) -> None:
         for name in self._memory.put(block, now_ns):
-            if name not in self._on_disk:
-                self._index.discard(name)
+            self._gone_from_memory(name)
 
-    def _save(self, kept: Kept) -> bool:
-        if self._disk is None:
+    def _settled(self, kept: Kept) -> bool:
+        """Stop waiting for a block to be saved; return whether it is held in memory or on disk."""
+        name = kept.block.head.name
+        with self._lock:
+            if self._unsaved.get(name) is kept.block:
+                del self._unsaved[name]
+            if name in self._memory or name in self._on_disk:
+                return True
+            self._forget(name, Departure.UNSAVED)
             return False
+
+    def _save(self, kept: Kept) -> None:
+        if self._disk is None:
+            return
         head = kept.block.head
         self._disk.touch(kept.lineage, kept.used_ns)
         with self._lock:
             grounded = all(name in self._on_disk for name in kept.lineage[1:])
         if not grounded:
             # After a restart nothing would lead to it.
-            return False
+            return
         saved = self._disk.save(kept.block, kept.used_ns)
         with self._lock:
             for name in saved.evicted:
-                self._gone_from_disk(name)
+                self._gone_from_disk(name, Departure.EVICTED)
             if saved.done:
                 self._on_disk.add(head.name)
                 if self._index.rooted(head.parent):
                     self._index.add(head)
-        return saved.done
 
-    def _gone_from_disk(self, name: Digest) -> None:
+    def _gone_from_disk(self, name: Digest, reason: Departure) -> None:
         self._on_disk.discard(name)
-        if name not in self._memory:
+        if name not in self._memory and name not in self._unsaved:
+            self._forget(name, reason)
+
+    def _gone_from_memory(self, name: Digest) -> None:
+        if name not in self._on_disk and name not in self._unsaved:
+            self._forget(name, Departure.EVICTED)
+
+    def _forget(self, name: Digest, reason: Departure) -> None:
+        head = self._index.get(name)
+        if head is not None:
+            self._departures.note(name, head.parent, reason)
             self._index.discard(name)
+
+    def _where(self, name: Digest) -> str:
+        tier = Tier.MEMORY if name in self._memory or name in self._unsaved else Tier.DISK
+        return str(tier.value)
 
     def _drop(self, names: tuple[Digest, ...]) -> None:
         with self._lock:

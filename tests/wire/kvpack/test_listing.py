@@ -9,7 +9,9 @@ from muser_wire.geometry import Geometry
 from muser_wire.identities import Digest
 from muser_wire.kvpack import index
 from muser_wire.kvpack.block import pack_ids
-from muser_wire.kvpack.listing import check_blocks, explain, list_blocks
+from muser_wire.kvpack.disk import store_files
+from muser_wire.kvpack.listing import check_blocks, explain, ignored_stores, list_blocks
+from muser_wire.kvpack.states import read_states
 
 IDS = list(range(60, 80))
 PLENTY = 1 << 20
@@ -51,33 +53,47 @@ def test_explain_says_what_the_node_would_hold(
 ) -> None:
     monkeypatch.setattr(index, "MIN_HELD_TOKENS", 1)
     store = shelf(tmp_path, geometry)
+    store.describe()
     ids = pack_ids([*IDS[:common], 1, 2, 3])
-    (held,) = explain(list_blocks(store.files)[0], ids)
+    (held,) = explain(store.files, ids)
     assert held.tokens == store.store.explain(ids).tokens
+    assert [account.stop for account in held.accounts] == [*range(8, common + 3, 8), common + 3]
     assert held.reason
 
 
-def test_explain_gives_a_reason_that_can_be_acted_on(tmp_path: Path) -> None:
-    listed, _ = list_blocks(shelf(tmp_path, SLIDING).files)
-    (held,) = explain(listed, pack_ids([*IDS[:11], 1]))
-    assert held.reason == "the prompt differs at token 11, inside a block whose windows allow to go on at its end only"
-    (held,) = explain(listed, pack_ids([1, 2]))
-    assert held.reason == "the prompt differs at token 0"
-    (held,) = explain(listed, pack_ids([*IDS, 1, 2]))
-    assert (held.tokens, held.reason) == (20, "no block holds token 20")
-    (held,) = explain(listed, pack_ids(IDS))
-    assert (held.tokens, held.blocks, held.reason) == (20, 3, "all held")
-
-
-def test_states_are_explained_apart_and_damage_is_named(tmp_path: Path) -> None:
+def test_states_are_explained_apart_and_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MIN_HELD_TOKENS", 1)
     first = shelf(tmp_path)
+    facts = [first.describe()]
     second = Shelf(tmp_path, FULL, 0, PLENTY)
     second.identities = identities(weights_digest=Digest(b"x" * 32))
     second.reopen()
+    facts.append(second.describe())
     second.keep(IDS[:8])
     (tmp_path / "cut.safetensors").write_bytes(b"123")
-    listed, unreadable = list_blocks(first.files)
-    assert sorted(held.tokens for held in explain(listed, pack_ids(IDS))) == [8, 20]
+    (tmp_path / "state-0123456789abcdef.json").write_text("{}")
+    held = {prefix.facts.state: prefix.tokens for prefix in explain(first.files, pack_ids(IDS))}
+    assert held == {facts[0].state: 20, facts[1].state: 8}
+    assert facts[0].differences(facts[1]) == ["weights_digest"]
+    _, unreadable = list_blocks(first.files)
     assert [(file.facts.name, file.reason) for file in unreadable] == [
         ("cut.safetensors", "the file has no safetensors header")
     ]
+
+
+def test_a_state_whose_file_says_something_else_is_not_believed(tmp_path: Path) -> None:
+    store = shelf(tmp_path)
+    facts = store.describe()
+    assert list(read_states(store.files)) == [facts]
+    file = tmp_path / facts.file
+    file.write_text(file.read_text().replace('"native"', '"other"'))
+    assert list(read_states(store.files)) == []
+
+
+def test_stores_of_other_versions_are_named(tmp_path: Path) -> None:
+    files = store_files(tmp_path)
+    files.prepare()
+    for name in ("kvpack-0", "kvpack-2", "other"):
+        (tmp_path / name).mkdir()
+    assert ignored_stores(files) == ["kvpack-0", "kvpack-2"]
+    assert ignored_stores(store_files(tmp_path / "none")) == []

@@ -44,3 +44,18 @@ def test_putting_a_block_again_counts_its_bytes_once() -> None:
     tier.drop(A[0].head.name)
     tier.drop(A[0].head.name)
     assert (tier.nbytes, len(tier)) == (0, 0)
+
+
+def test_a_smaller_bound_lets_the_oldest_leave_and_a_larger_one_lets_others_in() -> None:
+    tier = MemoryTier(2 * WHOLE + TAIL)
+    for at, block in enumerate(A):
+        tier.put(block, at + 1)
+    assert tier.bound(WHOLE + TAIL) == [A[0].head.name]
+    assert tier.bound(0) == [A[1].head.name, A[2].head.name]
+    assert (tier.nbytes, tier.evicted) == (0, 3)
+    assert tier.put(A[0], 9) == [A[0].head.name]
+    assert tier.bound(1 << 40) == []
+    assert tier.put(A[0], 9) == []
+    # Never more than at first.
+    assert tier.put(A[1], 9) == []
+    assert tier.put(B[1], 9) == [B[1].head.name]

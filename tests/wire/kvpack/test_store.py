@@ -104,6 +104,21 @@ def test_a_shared_beginning_outlives_the_chats_that_have_it(tmp_path: Path) -> N
     assert shelf.store.stats()["memory_nbytes"] <= 4 * 256
 
 
+def test_memory_that_others_need_is_given_up_and_the_disk_keeps_its_own(tmp_path: Path) -> None:
+    memory, both = Shelf(tmp_path / "a", FULL, PLENTY, 0), Shelf(tmp_path / "b", FULL, PLENTY, PLENTY)
+    for shelf in (memory, both):
+        shelf.keep(A)
+        shelf.store.bound_memory(256)
+        assert shelf.store.stats()["memory_nbytes"] == 256
+    assert memory.take([*A, 7]) == 8
+    assert both.take([*A, 7]) == 20
+    for shelf in (memory, both):
+        shelf.store.bound_memory(0)
+        assert shelf.store.stats()["memory_nbytes"] == 0
+    assert memory.take([*A, 7]) == 0
+    assert both.take([*A, 7]) == 20
+
+
 def test_the_disk_s_bound_holds_and_the_files_are_what_is_counted(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, FULL, 0, 4000)
     for chat in range(12):
@@ -187,7 +202,8 @@ def test_a_block_that_cannot_be_saved_leaves_no_file_and_no_error(fault: str, tm
     shelf = Shelf(tmp_path, FULL, 0, PLENTY)
     shelf.files.fault = fault
     assert shelf.keep(A[:8]) == [False]
-    assert [path for path in tmp_path.iterdir() if path.name not in ("key", "lock")] == []
+    assert [path for path in tmp_path.iterdir() if path.name not in ("key", "lock", "departed")] == []
+    assert shelf.store.accounts(pack_ids(A[:8]))[0].reason == "could not be saved on disk"
     assert shelf.store.stats()["disk_failed_writes"] == 1
     assert shelf.take(A[:8]) == 0
     assert shelf.keep(A[:8]) == [True]
@@ -319,3 +335,27 @@ def test_names_of_one_store_say_nothing_under_another_s_key(tmp_path: Path) -> N
     first, second = Namer(read_key(store_files(tmp_path / "a")), identities()), Namer(KEY, identities())
     names = [{name for name, *_ in namer.chain(pack_ids(A))} for namer in (first, second)]
     assert not names[0] & names[1]
+
+
+def test_a_block_on_its_way_to_the_disk_is_found_and_can_be_continued(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, FULL, 0, PLENTY)
+    blocks = blocks_of(shelf.namer, FULL, A)
+    kept = [shelf.store.keep(block) for block in blocks]
+    assert shelf.take(A) == 20, "without memory, before anything was saved"
+    assert [account.where for account in shelf.store.accounts(pack_ids(A))] == ["memory"] * 3
+    for item in kept:
+        assert item is not None
+        assert shelf.store.persist(item)
+    assert [account.where for account in shelf.store.accounts(pack_ids(A))] == ["disk"] * 3
+    assert shelf.take(A) == 20
+
+
+def test_a_block_that_will_not_be_saved_is_forgotten_with_those_that_continue_it(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, FULL, 0, PLENTY)
+    first, second, _ = (shelf.store.keep(block) for block in blocks_of(shelf.namer, FULL, A))
+    assert first is not None
+    assert second is not None
+    shelf.store.release(first)
+    assert not shelf.store.persist(second)
+    assert shelf.take(A) == 0
+    assert not list(tmp_path.glob("*.safetensors"))
