@@ -26,7 +26,7 @@ def compute(job: VerifyJob) -> Evidence:
     planes = tuple((_plane(layer.keys), _plane(layer.values)) for layer in cache.layers)
 
     def step(token: int) -> Array:
-        row: Array = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1].numpy()
+        row: Array = model(torch.tensor([[token]]), cache=cache, use_cache=True).logits[0, -1].numpy()
         return row
 
     return Evidence(planes, logits, Greedy.choose(logits[-1], step, job.greedy_tokens))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from muser_prefill.engine.scheduler import PrefillJob, Scheduler
 from muser_prefill.errors import JobCancelled, PrefillError, ProducerBusy
+from muser_prefill.observer import Observer, Sent, Unobserved
 from muser_prefill.pacing import Pacer
 from muser_wire.auth import NodeKey
 from muser_wire.errors import GeometryError, IdentityMismatch
@@ -52,6 +53,7 @@ class ProducerFacts:
     kernels: tuple[str, ...]
     data_port: int
     incarnation: bytes
+    cache_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class ProducerService:
         *,
         max_rate: float = 0.0,
         check_peer: Callable[[str], None] = lambda fingerprint: None,
+        observer: Observer | None = None,
     ) -> None:
         """Serve what `scheduler` computes; at most `max_rate` bytes leave in a second, 0: no limit [5.10].
 
@@ -90,17 +93,29 @@ class ProducerService:
         self._node_key = node_key
         self._scheduler = scheduler
         self._check_peer = check_peer
+        self._observer = observer or Unobserved()
         self._lock = threading.Lock()
         self._tickets: TicketTable[_Accepted] = TicketTable(lambda accepted: scheduler.release(accepted.place))
         self._draining = False
+        self._streams = 0
         self._pacer = Pacer(max_rate)
+
+    def set_max_rate(self, max_rate: float) -> None:
+        """Let at most `max_rate` bytes leave in a second from the next frame on; 0: no limit."""
+        with self._lock:
+            self._pacer = Pacer(max_rate)
 
     def drain(self) -> None:
         """Refuse every new handoff; those accepted go on."""
         self._draining = True
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a handoff computes, waits or has been promised a place, or its last frame has not left yet."""
+        return self._scheduler.load > 0 or self._streams > 0
+
     def describe(self, request: bytes) -> bytes:
-        """Answer what this producer is."""
+        """Answer what this producer is, and what a handoff may expect of it now [5.11]."""
         decode_describe_request(request)
         facts = self._facts
         return encode_description(
@@ -112,6 +127,9 @@ class ProducerService:
                 data_port=facts.data_port,
                 max_prompt_tokens=facts.spec.max_positions,
                 kernels=facts.kernels,
+                predicted_wait_ns=self._scheduler.predicted_wait_ns(),
+                predicted_chunk_ns=self._scheduler.predicted_chunk_ns(),
+                cache_nbytes=facts.cache_nbytes,
             )
         )
 
@@ -120,8 +138,10 @@ class ProducerService:
         wanted = decode_handoff_request(request)
         try:
             answer: Acceptance | Refusal = self._accept(wanted, peer)
+            self._observer.accepted()
         except _Refused as refused:
             answer = refused.refusal
+            self._observer.refused(answer.code)
             _log.warning(
                 "handoff_refused handoff=%s code=%s reason=%s", wanted.handoff_id.hex(), answer.code, answer.message
             )
@@ -132,16 +152,20 @@ class ProducerService:
         ticket = decode_stream_request(request)
         with self._lock:
             accepted = self._tickets.redeem(ticket, time.monotonic())
+            self._streams += 1
         try:
             if accepted.peer:
                 self._check_peer(accepted.peer)
             yield from self._handoff(accepted, call)
         finally:
             self._scheduler.release(accepted.place)
+            with self._lock:
+                self._streams -= 1
 
     def _handoff(self, accepted: _Accepted, call: StreamCall) -> Iterator[bytes]:
         terms, request = accepted.terms, accepted.request
         handoff = ProducerHandoff(terms, request.secret, self._node_key)
+        code, segments, payload_nbytes, started = "gone", 0, 0, time.monotonic()
         # The last prompt token is held back: the decode node runs it [4.1].
         job = PrefillJob(accepted.place, terms.handoff_id, request.token_ids[:-1].tolist(), terms.schedule)
         gone = threading.Event()
@@ -157,14 +181,18 @@ class ProducerService:
                 started_ns = now_ns()
                 yield self._paced(frame, gone)
                 span("wire", ready.segment.index, started_ns)
-            yield self._paced(handoff.seal(job.prefill_ns), gone)
+                segments, payload_nbytes = segments + 1, payload_nbytes + ready.segment.nbytes
+            yield self._paced(handoff.seal(job.prefill_ns, job.reused_tokens), gone)
+            code = "sealed"
         except JobCancelled:
             pass
         except PrefillError as error:
+            code = error.code
             yield handoff.abort(error.code, str(error))
         finally:
             # A reader that leaves closes this generator wherever it waits, so what became of it is told here.
             _log.info("handoff_ended handoff=%s state=%s", terms.handoff_id.hex(), handoff.state.value)
+            self._observer.sent(Sent(code, segments, payload_nbytes, time.monotonic() - started))
             job.cancel()
 
     def _paced(self, frame: bytes, gone: threading.Event) -> bytes:

@@ -15,27 +15,29 @@ from lines import serve
 
 from muser_prefill.decoder import TorchDecoder
 from muser_prefill.engine.cache import KVCache
-from muser_prefill.engine.runner import prefill
+from muser_prefill.engine.runner import Decoder, prefill
+from muser_prefill.reference.decoder import TorchReferenceDecoder
 from muser_wire.geometry import ElementType
 from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.numerics import Lane
+from muser_wire.reference.canonical import CanonicalWeights
 from muser_wire.schedule import DEFAULT_CHUNK_TOKENS
 
 
 class Contestant:
     """Holds the decoder between requests."""
 
-    decoder: TorchDecoder
+    decoder: Decoder
 
-    def load(self, model: str, threads: int) -> dict[str, Any]:
-        """Load a checkpoint in bf16."""
+    def load(self, model: str, threads: int, lane: str = "native") -> dict[str, Any]:
+        """Load a checkpoint: in bf16, or in the reference lane."""
         torch.set_num_threads(threads)
         started = time.perf_counter()
-        self.decoder = TorchDecoder(
-            open_checkpoint(Path(model)),
-            dtype=torch.bfloat16,
-            kv_element=ElementType.BF16,
-            device=torch.device("cpu"),
-        )
+        checkpoint, cpu = open_checkpoint(Path(model)), torch.device("cpu")
+        if Lane(lane) is Lane.REFERENCE:
+            self.decoder = TorchReferenceDecoder(CanonicalWeights(checkpoint), device=cpu)
+        else:
+            self.decoder = TorchDecoder(checkpoint, dtype=torch.bfloat16, kv_element=ElementType.BF16, device=cpu)
         return {"load_s": time.perf_counter() - started, "kernels": self.decoder.admitted, "torch": torch.__version__}
 
     def prefill(self, ids: list[int]) -> dict[str, Any]:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
-from muser_prefill.decoder import TorchDecoder
 from muser_prefill.engine.cache import KVCache
+from muser_wire.model.spec import ModelSpec
+
+
+class Decoder(Protocol):
+    """What computes planes, in either lane: `muser_prefill.decoder.TorchDecoder` says what each method does."""
+
+    spec: ModelSpec
+    admitted: tuple[str, ...]
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache."""
+
+    def prefill_chunk(self, token_ids: Sequence[int], cache: KVCache, on_layer: Callable[[int], None]) -> None:
+        """Compute and commit the planes of the next positions."""
 
 
 def prefill(
-    decoder: TorchDecoder,
+    decoder: Decoder,
     token_ids: Sequence[int],
     cache: KVCache,
     chunk_tokens: int,

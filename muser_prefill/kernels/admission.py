@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+
+from muser_wire.errors import KernelUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -36,3 +38,29 @@ def fixed_vector(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: 
     """Return normal values of unit scale, the same on every device and in every process, rounded to `dtype`."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return values.to(dtype=dtype, device=device)
+
+
+def admit_exact(
+    name: str, kernel: Callable[[], Sequence[torch.Tensor]], reference: Callable[[], Sequence[torch.Tensor]]
+) -> bool:
+    """Return whether `kernel()` gives the bytes of `reference()`, except that a zero may have either sign.
+
+    A miss, or a kernel that cannot run here, is logged.
+    """
+    try:
+        differing = sum(_differing(*pair) for pair in zip(kernel(), reference(), strict=True))
+    except (AttributeError, RuntimeError, ValueError, KernelUnavailable) as cause:
+        logger.warning("kernel_refused name=%s cause=%s", name, str(cause).partition("\n")[0])
+        return False
+    if differing:
+        logger.warning("kernel_refused name=%s differing_values=%d", name, differing)
+        return False
+    logger.info("kernel_admitted name=%s exact=true", name)
+    return True
+
+
+def _differing(got: torch.Tensor, expected: torch.Tensor) -> int:
+    """How many values are not equal; NaN equals nothing."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise ValueError(f"{list(got.shape)} {got.dtype} where {list(expected.shape)} {expected.dtype} belongs")
+    return int((got != expected).sum())

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import pytest
 
 from muser_prefill.config import PrefillConfig, add_arguments, from_arguments, rate
+from muser_wire.errors import LocalProtocolError, NumericsMismatch
 from muser_wire.geometry import ElementType
+from muser_wire.numerics import Lane
 
 
 def parsed(*flags: str) -> PrefillConfig:
@@ -19,6 +22,8 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (config.host, config.control_port, config.data_port) == ("127.0.0.1", 4950, 4951)
     assert (config.dtype, config.kv_element) == ("bf16", ElementType.BF16)
     assert config.chunk_tokens == 2048
+    assert config.cache_memory_mb == 1024
+    assert parsed("--cache-memory-mb", "0").cache_memory_mb == 0
 
 
 def test_the_element_type_follows_the_compute_type_unless_told() -> None:
@@ -49,6 +54,12 @@ def test_every_other_spelling_of_a_rate_is_refused(text: str, capsys: pytest.Cap
     assert "no number of bytes a second" in capsys.readouterr().err
 
 
+def test_metrics_are_given_out_only_when_asked_for_and_on_loopback_unless_told() -> None:
+    assert (parsed().metrics_port, parsed().metrics_host) == (None, "127.0.0.1")
+    assert parsed("--metrics-port", "0").metrics_port == 0
+    assert parsed("--metrics-port", "9400", "--metrics-host", "::").metrics_host == "::"
+
+
 def test_nothing_is_paced_unless_asked_for() -> None:
     assert parsed().max_rate == 0
 
@@ -62,6 +73,8 @@ def test_nothing_is_paced_unless_asked_for() -> None:
         ("--threads", "-3"),
         ("--max-waiting", "-1"),
         ("--drain-s", "-1"),
+        ("--metrics-port", "65536"),
+        ("--log-format", "xml"),
         ("--ready-file", "/nowhere/at/all.json"),
         ("--trace", "/nowhere/at/all.jsonl"),
     ],
@@ -73,3 +86,36 @@ def test_a_value_out_of_range_is_refused_by_the_flags_name(
         parsed(f"{flag}={value}")
     assert ended.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_the_lane_is_native_unless_told() -> None:
+    assert parsed().lane is Lane.NATIVE
+    reference = parsed("--lane", "reference")
+    assert (reference.lane, reference.dtype, reference.kv_element) == (Lane.REFERENCE, None, ElementType.F16)
+    assert parsed("--lane", "reference", "--kv", "f16") == reference
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--dtype", "bf16"), "--dtype bf16 is of the native lane"),
+        (("--dtype", "f32", "--kv", "f16"), "--dtype f32 is of the native lane"),
+        (("--kv", "bf16"), "the reference lane stores keys and values as f16, not bf16"),
+    ],
+)
+def test_what_the_reference_lane_does_not_have_is_refused_by_name(flags: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(NumericsMismatch, match=reason):
+        parsed("--lane", "reference", *flags)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_a_producer_that_nobody_reaches_is_not_announced(host: str) -> None:
+    with pytest.raises(LocalProtocolError, match="no other machine reaches"):
+        parsed("--host", host, "--announce")
+
+
+def test_announcing_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed("--host", "192.0.2.1", "--announce").announce
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    with pytest.raises(LocalProtocolError, match=r"muser\[discovery\]"):
+        parsed("--host", "192.0.2.1", "--announce")

@@ -94,12 +94,13 @@ def test_planes_in_f32(shape: str, chunk_tokens: int, make_model: Callable, toke
     assert max_error(cache, expected_planes(checkpoint, ids)) <= budget("planes_f32")
 
 
-@pytest.mark.parametrize("tokens", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
-@pytest.mark.parametrize("chunk_tokens", [300, WINDOW, WINDOW - 1, WINDOW + 1, 5])
+@pytest.mark.parametrize("shape", ["gemma3", "muse_glimmer"])
+@pytest.mark.parametrize("tokens", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, WINDOW - 5, WINDOW + 5, WINDOW + 40])
+@pytest.mark.parametrize("chunk_tokens", [300, WINDOW, WINDOW - 1, WINDOW + 1, 5, 40])
 def test_lengths_and_chunks_around_the_window(
-    tokens: int, chunk_tokens: int, make_model: Callable, token_ids: Callable
+    shape: str, tokens: int, chunk_tokens: int, make_model: Callable, token_ids: Callable
 ) -> None:
-    checkpoint, ids = make_model(**SHAPES["muse_glimmer"]), token_ids(tokens)
+    checkpoint, ids = make_model(**SHAPES[shape]), token_ids(tokens)
     decoder = make_decoder(checkpoint, element=None)
     cache = decoder.new_cache(tokens)
     prefill(decoder, ids, cache, chunk_tokens, ignore)

@@ -153,9 +153,11 @@ def test_a_cancel_stops_the_computation_within_a_layer(decoder: TorchDecoder) ->
     computation = Computation(decoder, schedule, schedule.chunks[0].nbytes)
     next(iter(computation.queue))
     computation.queue.cancel()
+    layers = len(computation.layers_done)
     computation.thread.join(WAIT_S)
     assert not computation.thread.is_alive()
-    assert computation.layers_done[-1][0] < 4
+    # The layer that was being computed is finished, and none is begun after it.
+    assert len(computation.layers_done) <= layers + 1 < 16 * 6
     with pytest.raises(JobCancelled):
         next(iter(computation.queue))
 

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from load_peak import fetched, linux_only, measure
 
 from muser_prefill import loading
 from muser_prefill.loading import Loader
-from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
-from muser_wire.model.fetch import fetched_path
 from muser_wire.model.spec import QKNorm
 
 CPU = torch.device("cpu")
@@ -76,51 +73,24 @@ def test_a_block_goes_through_pinned_memory_where_there_is_some(pinned_nbytes: i
 
 
 LOAD = """
-import sys
-from pathlib import Path
 import torch
 from muser_prefill.decoder import TorchDecoder
 from muser_wire.geometry import ElementType
-from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
 
-def kilobytes(field):
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0])
-
-def load(path):
-    return TorchDecoder(
-        open_checkpoint(path), dtype=torch.bfloat16, kv_element=ElementType.BF16, device=torch.device("cpu")
-    )
-
-# The libraries' own first allocations are none of the model's.
-load(Path(sys.argv[2]))
-before = {field: kilobytes(field) for field in ("RssAnon", "RssFile")}
-checkpoint = open_checkpoint(Path(sys.argv[1]))
-decoder = TorchDecoder(checkpoint, dtype=torch.bfloat16, kv_element=ElementType.BF16, device=torch.device("cpu"))
-mapped = kilobytes("RssFile") - before["RssFile"]
-# VmHWM belongs to this program alone; ru_maxrss would count what the tests' process had before the exec.
-peak = kilobytes("VmHWM") - sum(before.values()) - mapped
-print(peak * 1024, (kilobytes("RssAnon") - before["RssAnon"]) * 1024)
+def load(checkpoint):
+    return TorchDecoder(checkpoint, dtype=torch.bfloat16, kv_element=ElementType.BF16, device=torch.device("cpu"))
 """
 
 
-def fetched(name: str) -> Path:
-    path = fetched_path(name, muser_home())
-    if not path.is_file():
-        pytest.skip(f"{name} is not fetched: `muser model fetch {name}`")
-    return path
-
-
 @pytest.mark.slow
+@linux_only
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_loading_peaks_near_what_remains(name: str, tiny_llama: Path) -> None:
-    """What the file's mapping adds is left out: the system takes those pages back when it needs them."""
-    command = [sys.executable, "-c", LOAD, str(fetched(name)), str(tiny_llama)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    peak, remains = map(int, done.stdout.split())
-    weights = 2 * parameters(open_checkpoint(fetched(name)))
-    assert remains >= 0.95 * weights
-    assert peak <= weights * 1.3
+    path = fetched(name)
+    found = measure(LOAD, path, tiny_llama)
+    weights = 2 * parameters(open_checkpoint(path))
+    assert found.remains >= 0.95 * weights
+    assert found.peak <= 1.3 * weights
 
 
 def parameters(checkpoint: Checkpoint) -> int:

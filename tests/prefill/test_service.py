@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,3 +197,33 @@ def test_windows_by_the_final_policy_are_refused_by_name(service: ProducerServic
     assert isinstance(answer, m.Refusal)
     assert answer.code == "window_policy"
     assert service._scheduler.load == 0
+
+
+def test_a_handoff_is_under_way_until_its_last_frame_has_left(service: ProducerService) -> None:
+    assert not service.under_way
+    answer = opened(service, request_to(service))
+    assert isinstance(answer, m.Acceptance)
+    assert service.under_way, "it was promised a place"
+    frames = service.stream(m.encode_stream_request(answer.ticket), MemoryCall())
+    next(frames)
+    # The computation is done long before a slow reader has everything.
+    while service._scheduler.load:
+        pass
+    assert service.under_way
+    assert len(list(frames)) > 1
+    assert not service.under_way
+
+
+def test_the_rate_changes_for_the_frames_to_come(service: ProducerService, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(threading.Event, "wait", lambda _self, timeout=None: waits.append(timeout))
+    frame = bytes(1000)
+    assert service._paced(frame, threading.Event()) == frame
+    service.set_max_rate(100.0)
+    service._paced(frame, threading.Event())
+    service._paced(frame, threading.Event())
+    # The second one waits until the first has left at 100 bytes a second.
+    assert waits == [pytest.approx(10.0, abs=1.0)]
+    service.set_max_rate(0.0)
+    service._paced(frame, threading.Event())
+    assert len(waits) == 1

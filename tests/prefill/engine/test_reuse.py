@@ -47,6 +47,7 @@ class Bench:
     scheduler: Scheduler
     geometry: Geometry
     store: BlockStore
+    reused_tokens: int = 0
 
     def job(self, ids: list[int], held: int, policy: WindowPolicy) -> PrefillJob:
         schedule = build_schedule(ScheduleRequest(self.geometry, len(ids) + 1, held, CHUNK, policy))
@@ -64,6 +65,7 @@ class Bench:
                 planes[piece.layer, piece.start, piece.stop] = payload[piece.offset : piece.offset + piece.nbytes]
         assert len(planes) == sum(len(segment.slices) for segment in job.schedule.segments)
         self.settle()
+        self.reused_tokens = job.reused_tokens
         return planes
 
     def settle(self) -> None:
@@ -117,6 +119,7 @@ def test_only_what_is_lacking_is_computed_and_every_byte_is_the_same(
     warm.decoder.computed = 0
     planes = warm.sent(IDS, policy=policy)
     assert warm.decoder.computed == len(IDS) - common
+    assert warm.reused_tokens == common
     assert planes == cold.sent(IDS, policy=policy)
 
 
@@ -129,6 +132,8 @@ def test_either_side_may_be_ahead(cold: Bench, warm: Bench, held: int) -> None:
     warm.decoder.computed = 0
     assert warm.sent(IDS, held) == expected
     assert warm.decoder.computed == len(IDS) - 64
+    assert warm.reused_tokens == 64
+    assert cold.reused_tokens == 0
 
 
 @pytest.mark.parametrize("common", [40, 65, 110])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -112,13 +115,92 @@ def test_refused_memory_fails_its_job_and_not_the_next(
 
 
 def test_waiting_for_the_reader_does_not_count_as_a_slow_computation(
-    scheduler: Scheduler, decoder: RefusingDecoder
+    scheduler: Scheduler, decoder: RefusingDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = scheduler.predicted_chunk_ns()
+    """By a clock of its own: a token takes 1 ms, each wait for the reader 10 s, and nothing else any time."""
+    clock, waits = SimpleNamespace(now_s=0.0), threading.Semaphore(0)
+    compute, wait_for_room = decoder.prefill_chunk, SegmentQueue._wait_for_room
+
+    def prefill_chunk(ids: Sequence[int], *arguments: Any, **named: Any) -> Any:
+        clock.now_s += 0.001 * len(ids)
+        return compute(ids, *arguments, **named)
+
+    def waiting(queue: SegmentQueue, nbytes: int) -> None:
+        clock.now_s += 10.0
+        waits.release()
+        wait_for_room(queue, nbytes)
+
+    told = SimpleNamespace(perf_counter=lambda: clock.now_s, monotonic=time.monotonic)
+    for module in ("muser_prefill.engine.scheduler", "muser_prefill.export"):
+        monkeypatch.setattr(f"{module}.time", told)
+    monkeypatch.setattr(decoder, "prefill_chunk", prefill_chunk)
+    monkeypatch.setattr(SegmentQueue, "_wait_for_room", waiting)
+    scheduler._seconds_per_token = 0.001
     job = job_of(scheduler, decoder, range(100), bound_nbytes=1)
     scheduler.submit(job)
-    threading.Event().wait(1.0)
+    assert waits.acquire(timeout=30.0), "with room for one segment the computation never waited"
     list(job.segments())
-    assert job.queue.waited_s > 0.9
-    # A wait of a second, had it counted, would add 0.3 x 10 ms a token, 96 ms a chunk.
-    assert scheduler.predicted_chunk_ns() < before + 90e6
+    assert settled(lambda: scheduler.load == 0)
+    assert job.queue.waited_s >= 10.0
+    assert job.prefill_ns == pytest.approx(1e9 * (0.1 + job.queue.waited_s))
+    # A wait, had it counted, would be 100 ms a token: 100 times what a chunk takes.
+    assert scheduler.predicted_chunk_ns() == pytest.approx(1e6 * CHUNK_TOKENS)
+
+
+def beats(scheduler: Scheduler) -> bool:
+    """Whether the thread notes progress within a few of its heartbeats."""
+    before = scheduler.last_progress
+    return settled(lambda: scheduler.last_progress > before)
+
+
+def test_an_idle_thread_has_a_heartbeat_and_a_layer_is_progress(
+    scheduler: Scheduler, decoder: RefusingDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert beats(scheduler)
+    noted: list[float] = []
+    job = job_of(scheduler, decoder, range(100))
+    real = SegmentQueue.put
+    monkeypatch.setattr(
+        SegmentQueue, "put", lambda queue, ready: (noted.append(scheduler.last_progress), real(queue, ready))
+    )
+    scheduler.submit(job)
+    list(job.segments())
+    # Each layer's segment finds the progress of the one before it.
+    assert len(set(noted)) > len(noted) // 2
+
+
+def test_a_thread_that_hangs_has_no_heartbeat(
+    scheduler: Scheduler, decoder: RefusingDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        go_on.wait()
+        raise RuntimeError("the device has gone")
+
+    monkeypatch.setattr(decoder, "prefill_chunk", hang)
+    job = job_of(scheduler, decoder, range(100))
+    scheduler.submit(job)
+    assert hangs.wait(10.0)
+    before = scheduler.last_progress
+    # Longer than two heartbeats of an idle thread.
+    assert not threading.Event().wait(2.5)
+    assert scheduler.last_progress == before
+    go_on.set()
+
+
+def test_a_device_that_fails_for_good_is_no_progress_and_one_that_recovers_is(
+    scheduler: Scheduler, decoder: RefusingDecoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder.refuse = RuntimeError
+    job = job_of(scheduler, decoder, range(100))
+    scheduler.submit(job)
+    with pytest.raises(JobFailed):
+        list(job.segments())
+    before = scheduler.last_progress
+    # The thread lives and looks: it says so twice, and still none of it counts.
+    assert settled(lambda: caplog.text.count("device_failed") >= 2)
+    assert scheduler.last_progress == before
+    decoder.refuse = None
+    assert beats(scheduler)

@@ -1,0 +1,1 @@
+"""The reference lane on the producer."""
