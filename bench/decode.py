@@ -48,6 +48,9 @@ PROMPT_TOKENS = 128
 COUNTED = {"muse-glimmer": ("muse_glimmer", 52), "gemma3-270m": ("gemma3", 18)}
 """What `--count` takes: a family and its real number of layers. Widths are tiny: no operation depends on them."""
 
+MOST_OPERATIONS = {"muse-glimmer": 900}
+"""What a token may at most take."""
+
 COUNT_PROMPT_TOKENS = 200
 """Well past the window of a tiny model, so that its sliding layers have forgotten what they may."""
 
@@ -108,13 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options.parse(argv)
     try:
         with ExitStack() as stack:
-            if options.count is None:
-                return judge(run(options, stack))
-            count(options, options.count, stack)
+            return judge(run(options, stack) if options.count is None else count(options, options.count, stack))
     except (BenchError, WireError) as error:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def run(options: Options, stack: ExitStack) -> list[Goal]:
@@ -153,8 +153,11 @@ def run(options: Options, stack: ExitStack) -> list[Goal]:
     return [Goal(f"times as fast as {MLX_LM}", GOAL_MLX_LM, samples.ratio(MLX_LM, OURS))]
 
 
-def count(options: Options, name: str, stack: ExitStack) -> None:
-    """Count a step's operations in a random model, ours and, where the peers' environment is, mlx-lm's; print them."""
+def count(options: Options, name: str, stack: ExitStack) -> list[Goal]:
+    """Count a step's operations in a random model, ours and, where the peers' environment is, mlx-lm's; print them.
+
+    Returns what shall hold: an operation more than allowed brings the ratio below 1.
+    """
     family, layers = COUNTED[name]
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     write_tiny(family, folder, layers=layers, hidden=32, ffn=48)
@@ -170,6 +173,8 @@ def count(options: Options, name: str, stack: ExitStack) -> None:
         operations[peer.name] = peer.call("count", ids=ids)
     print(table(["", "operations a token"], [[name, str(sum(kinds.values()))] for name, kinds in operations.items()]))
     print_kinds(operations)
+    allowed, ours = MOST_OPERATIONS.get(name), sum(operations[OURS].values())
+    return [] if allowed is None else [Goal(f"operations a token, {allowed} allowed over {ours}", 1.0, allowed / ours)]
 
 
 def prompt(model: Path) -> list[int]:

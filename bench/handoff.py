@@ -85,7 +85,8 @@ def measure(rounds: int) -> list[Measured]:
     """
     model = fetched_path("smollm2", muser_home())
     with tempfile.TemporaryDirectory(prefix="muser-bench-") as folder:
-        pair = TracedPair(PairOptions(model, Path(folder), start_timeout_s=START_S, route="remote"), piped=False)
+        options = PairOptions(model, Path(folder), start_timeout_s=START_S, route="remote", cache_memory_mb=0)
+        pair = TracedPair(options, piped=False)
         try:
             pair.start(lambda node: None)
             return [one_handoff(pair, index) for index in range(rounds + 1)][1:]

@@ -6,12 +6,16 @@ OpenBLAS must be in the process before mlx is imported, so the rest of the node 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 from muser_decode.blas import load_blas
-from muser_decode.config import add_arguments
+from muser_decode.config import parser
+from muser_wire.cli import service
+from muser_wire.errors import WireError
+from muser_wire.home import muser_home
+from muser_wire.settings.settings import Settings
+from muser_wire.settings.show import show
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -19,25 +23,43 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="muser-decode", description="Muser's decode node: an OpenAI-compatible chat")
-    commands = parser.add_subparsers(dest="command", required=True)
-    add_arguments(commands.add_parser("serve", help="serve one model until SIGTERM"))
-    arguments = parser.parse_args(argv)
-    if arguments.threads:
-        # Read by OpenBLAS when it is loaded, which is next.
-        os.environ["OPENBLAS_NUM_THREADS"] = str(arguments.threads)
-    blas = load_blas()
-    from muser_decode.errors import DecodeError
-    from muser_decode.serve import serve
-    from muser_wire.errors import WireError
-
+    top = parser()
+    arguments = top.parse_args(argv)
     try:
-        serve(arguments, blas)
-    except (WireError, DecodeError) as error:
+        if arguments.command == "service":
+            return service.run(arguments)
+        flags = arguments.keys.given(top, argv)
+        settings = Settings(arguments.keys, flags, os.environ, muser_home(), arguments.config)
+        if arguments.print_config:
+            print(show(settings.read()), end="")
+            return 0
+        return run(settings)
+    except WireError as error:
         print(f"muser-decode: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def run(settings: Settings) -> int:
+    """Serve; return the exit status.
+
+    Raises:
+        WireError: the node cannot start; the message says why.
+    """
+    values = settings.read().namespace()
+    if values.threads:
+        # Read by OpenBLAS when it is loaded, which is next.
+        os.environ["OPENBLAS_NUM_THREADS"] = str(values.threads)
+    blas = load_blas()
+    from muser_decode.errors import DecodeError
+    from muser_decode.serve import serve
+
+    try:
+        serve(values, blas, settings)
+    except DecodeError as error:
+        print(f"muser-decode: {error}", file=sys.stderr)
+        return EXIT_USAGE
     return 0
 
 

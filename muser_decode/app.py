@@ -12,7 +12,9 @@ from muser_decode.api.backend import ChatBackend
 from muser_decode.api.chat import ChatEndpoint
 from muser_decode.api.completions import CompletionEndpoint
 from muser_decode.api.errors import ApiError, FailureBarrier, answer_api_error, answer_http_error
-from muser_decode.api.hosts import HostGuard
+from muser_decode.api.exposition import MetricsEndpoint
+from muser_decode.api.hosts import LOOPBACK_NAMES, HostGuard
+from muser_decode.api.keys import KeyGuard
 from muser_decode.api.limits import Limits
 from muser_decode.api.messages import MessagesEndpoint
 from muser_decode.api.models import ModelEndpoints
@@ -21,11 +23,18 @@ from muser_decode.api.pages import Pages
 from muser_decode.api.preparing import Kitchen
 from muser_decode.api.responses import ResponsesEndpoint
 from muser_decode.api.texts import TextEndpoints
+from muser_decode.entrance import Entrance
 from muser_decode.template import ChatTemplate
 
 
-def create_app(backend: ChatBackend, limits: Limits | None = None, chat_template: str | None = None) -> FastAPI:
-    """Return the application. `chat_template` replaces the checkpoint's own.
+def create_app(
+    backend: ChatBackend,
+    limits: Limits | None = None,
+    chat_template: str | None = None,
+    entrance: Entrance | None = None,
+    exposition: Callable[[], bytes] | None = None,
+) -> FastAPI:
+    """Return the application. `chat_template` replaces the checkpoint's own; `entrance` None: this machine, no key.
 
     Bodies are read by hand, strictly and under a bound, so the framework's own schema stays off.
 
@@ -34,11 +43,13 @@ def create_app(backend: ChatBackend, limits: Limits | None = None, chat_template
     """
     kitchen = Kitchen(backend, ChatTemplate(backend.tokenizer, chat_template), limits or Limits())
     app = FastAPI(title="Muser", openapi_url=None, redirect_slashes=False)
-    app.add_middleware(HostGuard)
+    if entrance is not None and entrance.keys is not None:
+        app.add_middleware(KeyGuard, keys=entrance.keys)
+    app.add_middleware(HostGuard, allowed=LOOPBACK_NAMES if entrance is None else entrance.names)
     app.add_middleware(FailureBarrier)
     app.add_exception_handler(ApiError, answer_api_error)
     app.add_exception_handler(HTTPException, answer_http_error)
-    served = endpoints(kitchen)
+    served = {**endpoints(kitchen), "metrics": MetricsEndpoint(exposition).answer}
     for operation in OPERATIONS:
         # A model's name may hold slashes.
         path = operation.path.replace("{model}", "{model:path}")
@@ -59,6 +70,7 @@ def endpoints(kitchen: Kitchen) -> dict[str, Callable[..., Any]]:
         "tokenize": texts.tokenize,
         "detokenize": texts.detokenize,
         "apply_template": texts.apply_template,
+        "explain_cache": texts.explain_cache,
         "models": models.list,
         "model": models.show,
         "health": models.health,

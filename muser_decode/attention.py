@@ -35,10 +35,14 @@ class RopeKernel:
 
     def __call__(self, x: mx.array, offset: int) -> mx.array:
         """Return `x` `[heads, tokens, head_dim]`, whose first token is at position `offset`, rotated."""
-        y = mx.fast.rope(
-            x[None], self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods
-        )
-        return y.squeeze(0)
+        return self._turned(x[None], offset).squeeze(0)
+
+    def each(self, x: mx.array, positions: mx.array) -> mx.array:
+        """Return `x` `[heads, rows, head_dim]`, each row rotated to a position of its own."""
+        return self._turned(x.transpose(1, 0, 2)[:, :, None], positions).squeeze(2).transpose(1, 0, 2)
+
+    def _turned(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        return mx.fast.rope(x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods)
 
 
 class RopeTable:
@@ -53,12 +57,19 @@ class RopeTable:
 
     def __call__(self, x: mx.array, offset: int) -> mx.array:
         """Return `x` `[heads, tokens, head_dim]`, whose first token is at position `offset`, rotated."""
-        if x.shape[-1] == self._dims:
-            return self._rotated(x, offset)
-        return mx.concatenate([self._rotated(x[..., : self._dims], offset), x[..., self._dims :]], axis=-1)
+        return self._turned(x, slice(offset, offset + x.shape[1]))
 
-    def _rotated(self, x: mx.array, offset: int) -> mx.array:
-        rows, half = slice(offset, offset + x.shape[1]), self._dims // 2
+    def each(self, x: mx.array, positions: mx.array) -> mx.array:
+        """Return `x` `[heads, rows, head_dim]`, each row rotated to a position of its own."""
+        return self._turned(x, positions)
+
+    def _turned(self, x: mx.array, rows: slice | mx.array) -> mx.array:
+        if x.shape[-1] == self._dims:
+            return self._rotated(x, rows)
+        return mx.concatenate([self._rotated(x[..., : self._dims], rows), x[..., self._dims :]], axis=-1)
+
+    def _rotated(self, x: mx.array, rows: slice | mx.array) -> mx.array:
+        half = self._dims // 2
         crossed = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
         return (x * self._same[rows] + crossed * self._crossed[rows]).astype(x.dtype)
 

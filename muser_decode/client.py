@@ -1,21 +1,25 @@
 """The consumer's view of one producer: what it says of itself, whether it fits, and opening handoffs.
 
 A monitor thread asks `Describe` every second, so that a request never waits to learn that the
-producer is gone, frozen or wrong, and a producer that comes back is used again without help.
+producer is gone, frozen or wrong, and a producer that comes back is used again without help. One that
+fails again and again is asked, and offered work, less and less often.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
-from muser_wire.errors import HandoffRefused, IdentityMismatch, RemoteProtocolError, WireError
+from muser_decode.standing import Rest, Standing
+from muser_wire.errors import HandoffRefused, IdentityMismatch, RemoteProtocolError, TransportError, WireError
 from muser_wire.geometry import Geometry
 from muser_wire.handoff import ConsumerHandoff, Terms
 from muser_wire.identities import Identities, compare, show
@@ -41,6 +45,10 @@ POLL_S = 1.0
 CALL_TIMEOUT_S = 2.0
 """Bound on describe and open: a round trip takes under a millisecond, a frozen peer must not hold a user."""
 
+SECOND_TRY_S = 1.0
+"""How long a producer that was ready and did not answer has for a second answer: a busy machine may miss a keepalive
+ping, and the connection with it; one that is gone still is known to be within 2 s."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,11 +73,12 @@ class ProducerState(Enum):
 
 @dataclass(frozen=True)
 class ProducerStatus:
-    """The producer as last seen; `reason` says why it is not ready."""
+    """The producer as last seen, at the monotonic time `asked_s`; `reason` says why it is not ready."""
 
     state: ProducerState
     reason: str
     description: Description | None = None
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,23 +93,29 @@ class OpenedHandoff:
 
 
 class ProducerClient:
-    """One producer. Methods may be called on any thread.
+    """One producer, known by `name` in logs, metrics and answers. Methods may be called on any thread.
 
     `node_key` is that of a paired producer; without it the first one shown is kept [2.5].
     """
 
-    def __init__(self, channel: Channel, consumer: Consumer, node_key: bytes | None = None) -> None:
+    def __init__(
+        self, channel: Channel, consumer: Consumer, node_key: bytes | None = None, name: str = "producer"
+    ) -> None:
+        self.name = name
+        self.standing = Standing()
+        """What came of its handoffs."""
         self._channel = channel
         self._consumer = consumer
         self._status = ProducerStatus(ProducerState.UNKNOWN, "not asked yet")
         self._node_key = node_key
         self._refreshing = threading.Lock()
         self._stopped = threading.Event()
+        self._wanted = threading.Event()
         self._monitor = threading.Thread(target=self._watch, name="producer-monitor", daemon=True)
 
     @property
     def status(self) -> ProducerStatus:
-        """What is known of the producer; at most a poll interval and a timeout old."""
+        """What is known of the producer: a ready one was asked within the last poll interval and timeout."""
         return self._status
 
     def start(self) -> None:
@@ -111,6 +126,7 @@ class ProducerClient:
     def stop(self) -> None:
         """End the watch and the connection."""
         self._stopped.set()
+        self._wanted.set()
         self._channel.close()
         if self._monitor.is_alive():
             self._monitor.join(CALL_TIMEOUT_S + POLL_S)
@@ -123,17 +139,30 @@ class ProducerClient:
 
     def _ask_status(self) -> ProducerStatus:
         try:
-            description = decode_description(self._channel.describe(encode_describe_request(), CALL_TIMEOUT_S))
+            description = decode_description(self._describe())
             self._check(description)
-            status = ProducerStatus(ProducerState.READY, "", description)
+            status = ProducerStatus(ProducerState.READY, "", description, time.monotonic())
+            self.standing.met(description.incarnation)
         except (IdentityMismatch, RemoteProtocolError, HandoffRefused) as error:
             status = ProducerStatus(ProducerState.REFUSED, str(error))
         except WireError as error:
             status = ProducerStatus(ProducerState.UNREACHABLE, str(error))
         if (status.state, status.reason) != (self._status.state, self._status.reason):
             level = logging.INFO if status.state is ProducerState.READY else logging.WARNING
-            _log.log(level, "producer state=%s reason=%s", status.state.value, status.reason or "-")
+            _log.log(level, "producer name=%s state=%s reason=%s", self.name, status.state.value, status.reason or "-")
         return status
+
+    def _describe(self) -> bytes:
+        """Return what the producer says of itself. One miss of a producer that was ready is no sign yet [5.7]."""
+        try:
+            return self._channel.describe(encode_describe_request(), CALL_TIMEOUT_S)
+        except TransportError as missed:
+            if self._status.state is not ProducerState.READY or self._stopped.is_set():
+                raise
+            try:
+                return self._channel.describe(encode_describe_request(), SECOND_TRY_S, wait=True)
+            except TransportError:
+                raise missed from None
 
     def open(self, prompt_ids: Sequence[int], held_tokens: int = 0) -> OpenedHandoff:
         """Open a handoff for a prompt of at least two tokens and start its stream.
@@ -206,10 +235,31 @@ class ProducerClient:
         elif self._node_key != description.node_key:
             raise IdentityMismatch("node_key", show(self._node_key), show(description.node_key))
 
+    def _reconnect(self) -> None:
+        """Give a connection that was lost the time to come back.
+
+        A call that fails at once leaves gRPC no time to connect; the answer of this one is of no use.
+        """
+        if self._status.state is ProducerState.UNREACHABLE:
+            with contextlib.suppress(WireError):
+                self._channel.describe(encode_describe_request(), CALL_TIMEOUT_S, wait=True)
+
+    def look(self) -> None:
+        """Have the monitor ask at once, whatever its interval: something was wrong with this producer."""
+        self._wanted.set()
+
     def _watch(self) -> None:
-        while not self._stopped.wait(POLL_S):
+        rest = Rest(POLL_S)
+        wait_s = POLL_S
+        while not self._stopped.is_set():
+            self._wanted.wait(wait_s)
+            self._wanted.clear()
+            if self._stopped.is_set():
+                return
             try:
+                self._reconnect()
                 self.refresh()
             except Exception as error:  # outermost loop of the monitor: a fault must not leave an old status standing
                 _log.exception("producer_monitor_failed")
                 self._status = ProducerStatus(ProducerState.UNREACHABLE, f"internal: {type(error).__name__}")
+            wait_s = rest.succeeded() if self._status.state is ProducerState.READY else rest.failed()

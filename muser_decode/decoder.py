@@ -5,18 +5,18 @@ Everything is lazy until evaluated, and belongs to the thread that made it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 
 import mlx.core as mx
 
-from muser_decode.attention import Attend, attention_of_chunk, attention_of_one
-from muser_decode.engine.cache import KVCache
+from muser_decode.engine.cache import KVCache, cache_nbytes
 from muser_decode.errors import ModelNotSupported
 from muser_decode.layer import Layer, LayerLoader
 from muser_decode.linear import Linear
 from muser_decode.numerics import check_types
 from muser_decode.pointwise import pointwise
+from muser_decode.runs import ChunkRun, Run, Seen, StepRun
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.model.checkpoint import Checkpoint
 from muser_wire.model.spec import LayerSpec, ModelSpec, QKNorm, RopeSpec
@@ -61,39 +61,56 @@ class MlxDecoder:
         """Return an empty cache for one generation."""
         return KVCache(self.spec, self._dtype, self._element)
 
-    def prefill_chunk(self, ids: Sequence[int], cache: KVCache) -> None:
+    def cache_nbytes(self, positions: int) -> int:
+        """Return the memory, in bytes, of a cache of so many positions."""
+        return cache_nbytes(self.spec, self._dtype, positions)
+
+    def prefill_chunk(self, ids: Sequence[int], cache: KVCache, go_on: Callable[[], bool] | None = None) -> bool:
         """Compute keys and values of `ids` at the positions after the cache's last, and evaluate them.
 
-        No logits, and nothing of the last layer beyond its keys and values: nobody reads it. A cache on
-        which this failed is of no more use.
+        No logits, and nothing of the last layer beyond its keys and values: nobody reads it. `go_on` is asked
+        after each layer; when it says no, at most one more layer is computed, nothing is committed and False
+        comes back. A cache on which this failed or was stopped cannot be continued; what it had stays readable,
+        but for rows of a window that the new ones pushed out.
         """
-        cache.reserve(cache.length + len(ids))
-        attend = {
-            window: attention_of_chunk(cache.length, len(ids), window, self.spec.attention_scale)
-            for window in set(self.geometry.windows)
-        }
+        run = ChunkRun(self.spec, cache, len(ids))
         x = self._rows(mx.array(list(ids)))
+        before: mx.array | None = None
         for index, layer in enumerate(self._layers[:-1]):
-            x = self._layer(index, layer, x, cache, attend[self.geometry.windows[index]])
-        self._queries(len(self._layers) - 1, self._layers[-1], x, cache)
+            x = self._layer(index, layer, x, run)
+            if go_on is not None:
+                mx.async_eval(x)
+                if before is not None:
+                    mx.eval(before)
+                if not go_on():
+                    return False
+                before = x
+        self._queries(len(self._layers) - 1, self._layers[-1], x, run)
         mx.eval(cache.arrays)
         # What a long chunk needed is of no size that decoding asks for again.
         mx.clear_cache()
-        cache.commit(cache.length + len(ids))
+        run.commit()
+        return True
 
     def step(self, token: mx.array, cache: KVCache) -> mx.array:
         """Return the logits after `token`, float32 `[vocab]`, and take it into the cache. Evaluates nothing.
 
         `token` holds one id, of any shape; it may itself be the unevaluated result of the step before.
         """
-        cache.reserve(cache.length + 1)
-        attend = attention_of_one(self.spec.attention_scale)
-        x = self._rows(token.reshape(1))
+        return self.steps(token.reshape(1), [cache]).reshape(-1)
+
+    def steps(self, tokens: mx.array, caches: Sequence[KVCache]) -> mx.array:
+        """Return the logits after one token of each of several caches' sequences, float32 `[caches, vocab]`.
+
+        See `step`. The matrices are read once for all; in float32 on a CPU each row is what it would be alone.
+        """
+        run = StepRun(self.spec, caches)
+        x = self._rows(tokens)
         for index, layer in enumerate(self._layers):
-            x = self._layer(index, layer, x, cache, attend)
-        cache.commit(cache.length + 1)
+            x = self._layer(index, layer, x, run)
+        run.commit()
         x = mx.fast.rms_norm(x, self._final_norm, self.spec.norm_eps)
-        return self._pointwise.logits(self._head(x).reshape(-1))
+        return self._pointwise.logits(self._head(x))
 
     def _rows(self, ids: mx.array) -> mx.array:
         """Return the residual stream before the first layer."""
@@ -102,11 +119,11 @@ class MlxDecoder:
             x = x * self.spec.embedding_scale
         return mx.fast.rms_norm(x, None, self.spec.norm_eps) if self.spec.embedding_norm else x
 
-    def _layer(self, index: int, layer: Layer, x: mx.array, cache: KVCache, attend: Attend) -> mx.array:
-        """Return the residual stream `[tokens, hidden]` after one layer."""
+    def _layer(self, index: int, layer: Layer, x: mx.array, run: Run) -> mx.array:
+        """Return the residual stream `[rows, hidden]` after one layer."""
         spec = self.spec
-        z, q, k, v = self._queries(index, layer, x, cache)
-        out = attend(q, k, v)
+        z, q, seen = self._queries(index, layer, x, run)
+        out = run.attended(index, q, seen)
         if spec.attention_gate:
             out = self._pointwise.gated(out, z[:, -spec.heads * spec.head_dim :])
         x = self._added(x, layer.o, out, layer.attn_post_norm)
@@ -119,13 +136,11 @@ class MlxDecoder:
             return linear.added(x, y)
         return x + mx.fast.rms_norm(linear(y), post_norm, self.spec.post_norm_eps)
 
-    def _queries(
-        self, index: int, layer: Layer, x: mx.array, cache: KVCache
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Append one layer's keys and values to the cache.
+    def _queries(self, index: int, layer: Layer, x: mx.array, run: Run) -> tuple[mx.array, mx.array, Seen]:
+        """Append one layer's keys and values to the caches.
 
-        Returns all projections `[tokens, out]`, the queries `[heads, tokens, head_dim]`, and the keys and
-        values that they see. Queries and keys are normalised and rotated together.
+        Returns all projections `[rows, out]`, the queries `[heads, rows, head_dim]`, and the keys and values
+        that they see. Queries and keys are normalised and rotated together.
         """
         spec = self.spec
         z = layer.projections(mx.fast.rms_norm(x, layer.attn_norm, spec.norm_eps))
@@ -137,8 +152,8 @@ class MlxDecoder:
         if layer.qk_norm is not None:
             qk = qk * layer.qk_norm
         if layer.rope is not None:
-            qk = layer.rope(qk, cache.length)
-        return z, qk[: spec.heads], *cache.append(index, self._pointwise.joined(qk[spec.heads :], v))
+            qk = run.rotated(layer.rope, qk)
+        return z, qk[: spec.heads], run.write(index, self._pointwise.joined(qk[spec.heads :], v))
 
 
 def check_spec(spec: ModelSpec) -> None:

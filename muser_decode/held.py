@@ -18,7 +18,7 @@ from muser_decode.engine.source import HeldEnded, KVSource, News, Origin, Piece,
 from muser_decode.keeper import Keeper
 from muser_wire.geometry import Geometry
 from muser_wire.kvpack.block import Block, block_layout, first_held, pack_ids, payload_nbytes
-from muser_wire.kvpack.store import Tier
+from muser_wire.kvpack.store import Fetched, Tier
 
 WAIT_S = 0.1
 """How often, in seconds, a wait for a slot looks whether it was cancelled."""
@@ -102,9 +102,7 @@ class HeldSource:
             if payload_nbytes(store.geometry, part.head.start, part.stop) > len(slot.memory):
                 slots.release(slot)
                 return "a block does not fit a staging slot"
-            pieces = fill(slot, store.geometry, fetched.block, part.stop)
-            origin = ORIGINS[fetched.tier]
-            self._post(slots, StagedChunk(part.head.start, part.stop, slot, pieces, origin, fetched.block))
+            self._post(slots, staged(slots, slot, store.geometry, fetched, part.stop))
             self._held_tokens = part.stop
         return match.reason
 
@@ -123,6 +121,25 @@ class HeldSource:
         if not polled and isinstance(item, StagedChunk):
             slots.release(item.slot)
         slots.wake()
+
+
+def staged(slots: SlotPool, slot: StagingSlot, geometry: Geometry, fetched: Fetched, stop: int) -> StagedChunk:
+    """Return a block's tokens up to `stop` as a chunk: where they lie, or copied into the slot."""
+    block, origin = fetched.block, ORIGINS[fetched.tier]
+    if slots.direct:
+        pieces = pieces_in_place(geometry, block, stop)
+        return StagedChunk(block.head.start, stop, slot, pieces, origin, block, beside=block.payload)
+    return StagedChunk(block.head.start, stop, slot, fill(slot, geometry, block, stop), origin, block)
+
+
+def pieces_in_place(geometry: Geometry, block: Block, stop: int) -> tuple[Piece, ...]:
+    """Return where the planes of a block's tokens up to `stop` lie in its payload; see `fill`."""
+    pieces = []
+    for pair in block_layout(geometry, block.head.start, block.head.stop):
+        first = first_held(geometry.windows[pair.layer], block.head.start, stop)
+        k_offset = pair.offset + (first - pair.start) * geometry.plane_token_nbytes
+        pieces.append(Piece(pair.layer, first, stop, k_offset, k_offset + pair.nbytes // 2))
+    return tuple(pieces)
 
 
 def fill(slot: StagingSlot, geometry: Geometry, block: Block, stop: int) -> tuple[Piece, ...]:

@@ -15,8 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from muser_decode.client import OpenedHandoff, ProducerClient
 from muser_decode.engine.source import Piece, SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
-from muser_wire.errors import GeometryError, ProgressTimeout, TransportError, WireError
-from muser_wire.handoff import SegmentVerified
+from muser_decode.observer import HandoffEnd, Observer, Unobserved
+from muser_wire.errors import (
+    GeometryError,
+    HandoffRefused,
+    IdentityMismatch,
+    ProgressTimeout,
+    RemoteProtocolError,
+    TransportError,
+    WireError,
+)
+from muser_wire.handoff import Sealed, SegmentVerified
 from muser_wire.schedule import Schedule, Segment
 from muser_wire.session import ProgressWatch
 from muser_wire.trace import now_ns, span
@@ -30,7 +39,21 @@ CANCEL_GRACE_S = 1.0
 SLOT_WAIT_S = 120.0
 """How long a handoff waits for staging memory, in seconds: other requests' chunks take some 10 s each on a slow CPU."""
 
+REFUSALS = frozenset(
+    {
+        *("draining", "stale_incarnation", "identity_mismatch", "prompt_too_long", "bad_token", "busy"),
+        *("geometry", "window_policy", "unpaired", "invalid_request", "unknown", "unreachable", "refused"),
+    }
+)
+"""Why a handoff may be refused: the wire's codes [5.6], and what this node knew before it asked."""
+
 _log = logging.getLogger(__name__)
+
+
+class NoStagingMemory(TransportError):
+    """This node had no memory for what came: its own doing."""
+
+    code = "no_staging_memory"
 
 
 class RemoteSource:
@@ -39,8 +62,15 @@ class RemoteSource:
     `held_tokens` leading tokens are in the engine's cache when this begins.
     """
 
-    def __init__(self, client: ProducerClient, prompt_ids: Sequence[int], held_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        client: ProducerClient,
+        prompt_ids: Sequence[int],
+        held_tokens: int = 0,
+        observer: Observer | None = None,
+    ) -> None:
         self._client = client
+        self._observer = observer or Unobserved()
         self._prompt_ids = prompt_ids
         self._held_tokens = held_tokens
         self._lock = threading.Lock()
@@ -73,9 +103,11 @@ class RemoteSource:
     def _run(self, slots: SlotPool) -> None:
         receiver: _Receiver | None = None
         started = time.monotonic()
+        key = self._client.standing.opened(len(self._prompt_ids), started)
+        code, error = "sealed", None
         try:
             opened = self._client.open(self._prompt_ids, self._held_tokens)
-            receiver = _Receiver(opened, slots, self._cancelled)
+            receiver = _Receiver(opened, slots, self._cancelled, self._client.name)
             with self._lock:
                 self._receiver = receiver
                 cancelled = self._cancelled.is_set()
@@ -83,20 +115,46 @@ class RemoteSource:
                 receiver.cancel()
             for chunk in receiver.chunks():
                 self._post(chunk)
-            self._post(receiver.done())
-        except WireError as error:
-            self._fail(receiver, f"{error.code}: {error}")
-        except Exception as error:  # outermost: whatever broke, the engine must hear of it and go on locally
+            ending: SourceDone | SourceFailed = receiver.done()
+            self._client.standing.completed(receiver.link_nbytes_per_s(), time.monotonic())
+        except WireError as caught:
+            error, code = caught, stable_code(caught)
+            ending = self._failed(receiver, code, f"{caught.code}: {caught}")
+        except Exception as caught:  # outermost: whatever broke, the engine must hear of it and go on locally
             _log.exception("ingest_failed")
-            self._fail(receiver, f"internal: {type(error).__name__}")
+            code = "internal"
+            ending = self._failed(receiver, code, f"internal: {type(caught).__name__}")
         finally:
-            _log.debug("ingest_ended seconds=%.3f cancelled=%s", time.monotonic() - started, self._cancelled.is_set())
+            self._client.standing.ended(key)
+        # The engine waits for this; who counts can wait.
+        self._post(ending)
+        if code == "sealed":
+            self._client.standing.remember(self._prompt_ids[:-1])
+        self._account(ending, code, error, time.monotonic() - started)
 
-    def _fail(self, receiver: _Receiver | None, reason: str) -> None:
-        failed = SourceFailed(reason, 0.0, 0, 0, "") if receiver is None else receiver.failed(reason)
+    def _failed(self, receiver: _Receiver | None, code: str, reason: str) -> SourceFailed:
+        failed = SourceFailed(reason, 0.0, 0, 0, "", code) if receiver is None else receiver.failed(code, reason)
         if not self._cancelled.is_set():
-            _log.warning("handoff_failed handoff=%s reason=%s", failed.handoff_id or "-", reason)
-        self._post(failed)
+            handoff = failed.handoff_id or "-"
+            _log.warning("handoff_failed handoff=%s producer=%s reason=%s", handoff, self._client.name, reason)
+        return failed
+
+    def _account(self, ending: SourceDone | SourceFailed, code: str, error: WireError | None, seconds: float) -> None:
+        """Tell the producer's standing, and the observer, how the handoff ended; a cancelled one was nobody's fault."""
+        cancelled = self._cancelled.is_set() and code != "sealed"
+        if error is not None and not cancelled and to_blame(error):
+            self._client.standing.failed(time.monotonic())
+            self._client.look()
+        self._observer.handoff_ended(
+            HandoffEnd(
+                producer=self._client.name,
+                code="cancelled" if cancelled else code,
+                seconds=seconds,
+                segments_verified=ending.segments_verified,
+                payload_nbytes=ending.payload_nbytes,
+                frame_refused=not cancelled and isinstance(error, RemoteProtocolError),
+            )
+        )
 
     def _post(self, item: StagedChunk | SourceDone | SourceFailed) -> None:
         """Hand something to the engine; after a cancel nobody polls, so a slot goes straight back."""
@@ -114,10 +172,28 @@ class RemoteSource:
             self._slots.release(item.slot)
 
 
+def stable_code(error: WireError) -> str:
+    """Return one of a bounded number of words for an error; what a peer said is not among them.
+
+    >>> stable_code(HandoffRefused("busy", "later")), stable_code(HandoffRefused("nonsense", "of a peer"))
+    ('refused_busy', 'refused')
+    """
+    if isinstance(error, HandoffRefused) and error.reason in REFUSALS:
+        return f"refused_{error.reason}"
+    return error.code
+
+
+def to_blame(error: WireError) -> bool:
+    """Say whether a producer, or the way to it, is why a handoff broke; one that is busy is well."""
+    if isinstance(error, NoStagingMemory):
+        return False
+    return isinstance(error, TransportError | RemoteProtocolError | IdentityMismatch)
+
+
 class _Receiver:
     """Reads one opened handoff to its end, on the ingest thread."""
 
-    def __init__(self, opened: OpenedHandoff, slots: SlotPool, cancelled: threading.Event) -> None:
+    def __init__(self, opened: OpenedHandoff, slots: SlotPool, cancelled: threading.Event, producer: str) -> None:
         self._opened = opened
         self._slots = slots
         self._cancelled = cancelled
@@ -125,10 +201,13 @@ class _Receiver:
         self._stalled: ProgressTimeout | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
-        self._staging = _Staging(opened.schedule, self._wait_for_slot)
+        self._staging = _Staging(opened.schedule, self._wait_for_slot, producer)
+        self._first_segment: tuple[float, int] | None = None
+        self._last_segment_s = 0.0
         self._first_frame_s = self._last_frame_s = time.monotonic()
         self._segments = 0
         self._payload_nbytes = 0
+        self._reused_tokens = 0
 
     def cancel(self) -> None:
         """End the stream from another thread, once the producer has begun.
@@ -160,11 +239,19 @@ class _Receiver:
 
     def done(self) -> SourceDone:
         """Return the report of a handoff that ended well."""
-        return SourceDone(self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id())
+        ended = (self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id())
+        return SourceDone(*ended, self._reused_tokens)
 
-    def failed(self, reason: str) -> SourceFailed:
+    def failed(self, code: str, reason: str) -> SourceFailed:
         """Return the report of a handoff that broke."""
-        return SourceFailed(reason, self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id())
+        return SourceFailed(reason, self._wire_s(), self._segments, self._payload_nbytes, self._handoff_id(), code)
+
+    def link_nbytes_per_s(self) -> float | None:
+        """Return how fast the bytes after the first segment came; that one waited for its computation."""
+        if self._first_segment is None or self._last_segment_s <= self._first_segment[0]:
+            return None
+        began_s, nbytes = self._first_segment
+        return (self._payload_nbytes - nbytes) / (self._last_segment_s - began_s)
 
     def _receive(self) -> Iterator[StagedChunk]:
         handoff = self._opened.handoff
@@ -179,11 +266,15 @@ class _Receiver:
                 raise TransportError("the handoff was cancelled")
             event = handoff.receive(raw, self._staging.destination)
             self._watch.progress(time.monotonic())
+            if isinstance(event, Sealed):
+                self._reused_tokens = event.reused_tokens
             if isinstance(event, SegmentVerified):
                 self._watch.computing()
                 span("verify", event.segment.index, started_ns)
                 self._segments += 1
                 self._payload_nbytes += event.segment.nbytes
+                self._last_segment_s = self._last_frame_s
+                self._first_segment = self._first_segment or (self._last_frame_s, event.segment.nbytes)
                 chunk = self._staging.verified(event.segment)
                 if chunk is not None:
                     yield chunk
@@ -203,7 +294,7 @@ class _Receiver:
                 return slot
         if self._cancelled.is_set():
             raise TransportError("the handoff was cancelled while it waited for memory")
-        raise TransportError(f"no staging memory became free within {SLOT_WAIT_S:.0f} s")
+        raise NoStagingMemory(f"no staging memory became free within {SLOT_WAIT_S:.0f} s")
 
     def _watch_progress(self) -> None:
         cancelled_s = 0.0
@@ -229,7 +320,8 @@ class _Receiver:
 class _Staging:
     """The chunk that is being filled: its slot, and where each segment lies in it."""
 
-    def __init__(self, schedule: Schedule, new_slot: Callable[[], StagingSlot]) -> None:
+    def __init__(self, schedule: Schedule, new_slot: Callable[[], StagingSlot], producer: str) -> None:
+        self._producer = producer
         self._chunks = {chunk.index: chunk for chunk in schedule.chunks}
         self._new_slot = new_slot
         self._slot: StagingSlot | None = None
@@ -256,7 +348,7 @@ class _Staging:
         chunk = self._chunks[segment.chunk_index]
         if segment.index != chunk.segments[-1].index or self._slot is None:
             return None
-        staged = StagedChunk(chunk.start, chunk.stop, self._slot, tuple(self._pieces))
+        staged = StagedChunk(chunk.start, chunk.stop, self._slot, tuple(self._pieces), producer=self._producer)
         self._slot, self._filled_nbytes, self._pieces = None, 0, []
         return staged
 

@@ -32,7 +32,7 @@ from muser_wire.kvpack.naming import Namer
 from muser_wire.kvpack.store import BlockStore, Kept
 
 MAX_PENDING_NBYTES = 512 << 20
-"""Copied rows that may wait to become blocks: a few chunks of a large model."""
+"""Copied rows that may wait to become blocks, and blocks that may wait for the disk: a few chunks of a large model."""
 
 SETTLE_S = 0.25
 """How long, in seconds, a prompt waits for the end of the request that it continues to be in the store."""
@@ -209,11 +209,14 @@ class Keeper:
         self._slabs: deque[tuple[Saving, Slab | None]] = deque()
         self._unsaved: deque[Kept] = deque()
         self._ending: set[Saving] = set()
-        self._pending_nbytes = 0
+        self._pending_nbytes = self._unsaved_nbytes = 0
         self._working = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         self.dropped = 0
         """Requests that were not, or not wholly, saved because the keeper was behind or rows were missing."""
+
+        self.undersaved = 0
+        """Blocks that the disk was too slow for."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -282,6 +285,7 @@ class Keeper:
                 # The next turn of a chat needs the last rows in memory sooner than the first ones on disk.
                 news = self._slabs.popleft() if self._slabs else None
                 kept = self._unsaved.popleft() if news is None else None
+                self._unsaved_nbytes -= kept.block.nbytes if kept is not None else 0
                 self._working = True
             try:
                 if news is not None:
@@ -315,7 +319,14 @@ class Keeper:
             self._drop(saving, "its parent is not held any more")
             return
         with self._news:
-            self._unsaved.append(kept)
+            fits = self._unsaved_nbytes + block.nbytes <= self._max_pending_nbytes
+            if fits:
+                self._unsaved.append(kept)
+                self._unsaved_nbytes += block.nbytes
+        if not fits:
+            # It stays in memory as long as there is room; what continues it is not saved either.
+            self.store.release(kept)
+            self.undersaved += 1
 
     def _drop(self, saving: Saving, reason: str) -> None:
         saving.dropped = True

@@ -12,6 +12,7 @@ from muser_decode.client import Consumer
 from muser_decode.keeper import Keeper
 from muser_wire.kvpack.disk import DiskTier, locked, read_key, store_files
 from muser_wire.kvpack.naming import Namer, random_key
+from muser_wire.kvpack.states import StateFacts, write_state
 from muser_wire.kvpack.store import BlockStore
 
 _log = logging.getLogger(__name__)
@@ -19,11 +20,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """What may be kept, in bytes; 0 switches a tier off. `directory` is where the disk's files lie."""
+    """What may be kept, in bytes; 0 switches a tier off. `directory` is where the disk's files lie.
+
+    `reuse_decoded` says whether what decode produced may stand in for prefill. Each lane allows it unless told
+    otherwise: the reference lane because both give the same bytes, the native lane because the response says so.
+    """
 
     memory_nbytes: int
     disk_nbytes: int
     directory: Path
+    reuse_decoded: bool = True
 
 
 @contextlib.contextmanager
@@ -48,8 +54,9 @@ def open_keeper(sizes: CacheSizes, consumer: Consumer, computed: str) -> Iterato
             files = store_files(sizes.directory)
             stack.enter_context(locked(files))
             namer = Namer(read_key(files), identities, computed)
+            write_state(files, StateFacts(identities, geometry, computed))
             disk = DiskTier(files, namer, geometry, sizes.disk_nbytes)
-        keeper = Keeper(BlockStore(namer, geometry, sizes.memory_nbytes, disk))
+        keeper = Keeper(BlockStore(namer, geometry, sizes.memory_nbytes, disk, reuse_decoded=sizes.reuse_decoded))
         stats = keeper.store.stats()
         _log.info("cache_opened blocks=%s disk_nbytes=%s", stats["blocks"], stats.get("disk_nbytes", 0))
         keeper.start()

@@ -1,20 +1,21 @@
-"""The decode node behind the HTTP door: engine, router and producer as one `ChatBackend`."""
+"""The decode node behind the HTTP door: engine, router and producers as one `ChatBackend`."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muser_decode.api.backend import Cancellable
-from muser_decode.client import ProducerClient
 from muser_decode.engine.loop import Engine
-from muser_decode.engine.request import Event, EventSink, GenerationRequest, RouteReport
+from muser_decode.engine.request import Event, EventSink, Failed, Finished, GenerationRequest, Route, RouteReport
+from muser_decode.errors import DecodeError
+from muser_decode.explaining import explain_held
 from muser_decode.held import HeldSource, Rest
-from muser_decode.ingest import RemoteSource
 from muser_decode.keeper import Keeper
-from muser_decode.router import Router
+from muser_decode.observer import Observer, Unobserved
+from muser_decode.producers import Handoff, Producers
+from muser_decode.relay import RelaySource
 from muser_wire.identities import Identities, show
 from muser_wire.kvpack.index import MIN_HELD_TOKENS
 from muser_wire.model.tokenizer import Tokenizer
@@ -34,6 +35,37 @@ class ServedModel:
     identities: Identities
 
 
+class _Journey:
+    """One request's way through the node. Each method is called on one thread at a time."""
+
+    def __init__(self, producers: Producers, request: GenerationRequest) -> None:
+        self._producers = producers
+        self._ids = request.prompt_ids
+        self._relay: RelaySource | None = None
+        self._declined = ""
+        self.route: Route | None = None
+
+    def rest(self, held_tokens: int) -> Rest:
+        """Return the handoff that brings the tokens after those held, or why this node computes them."""
+        if held_tokens and held_tokens == len(self._ids) - 1:
+            return ""
+        choice = self._producers.choose(self._ids, held_tokens)
+        if isinstance(choice, Handoff):
+            self._relay = RelaySource(self._producers, self._ids, held_tokens, choice)
+            return self._relay
+        self._declined = choice.code
+        return choice.reason
+
+    def arrived(self, report: RouteReport) -> str:
+        """Have the router learn from the way; return a stable word for why it was not one whole handoff."""
+        self.route = report.route
+        self._producers.learn(report, self._relay.plan if self._relay is not None else None)
+        if not report.reason:
+            return "none"
+        # Without a word from either, the engine did not accept what the source brought.
+        return (self._relay.code if self._relay is not None else self._declined) or "chunk_refused"
+
+
 class DecodeNode:
     """See `muser_decode.api.backend.ChatBackend`. `keeper` None: nothing of one request is kept for another."""
 
@@ -41,16 +73,15 @@ class DecodeNode:
         self,
         model: ServedModel,
         engine: Engine,
-        router: Router,
-        client: ProducerClient | None,
+        producers: Producers,
         keeper: Keeper | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._model = model
         self._engine = engine
-        self._router = router
-        self._client = client
+        self._producers = producers
         self._keeper = keeper
-        self._lock = threading.Lock()
+        self._observer = observer or Unobserved()
 
     @property
     def model_id(self) -> str:
@@ -69,8 +100,8 @@ class DecodeNode:
 
     @property
     def context_tokens(self) -> int:
-        """See `ChatBackend`."""
-        return self._model.context_tokens
+        """See `ChatBackend`. It is what memory holds, where that is less than the model can."""
+        return min(self._model.context_tokens, self._engine.context_tokens or self._model.context_tokens)
 
     @property
     def created(self) -> int:
@@ -79,72 +110,69 @@ class DecodeNode:
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> Cancellable:
         """Choose the way and start; see `ChatBackend`."""
+        journey = _Journey(self._producers, request)
 
         def watched(event: Event) -> None:
             if isinstance(event, RouteReport):
-                self._learn(request, event)
+                code = journey.arrived(event)
+                self._observer.routed(event, code)
+                _log_route(request, event, code)
+            elif isinstance(event, Finished | Failed):
+                self._observer.ended(journey.route, event)
             sink(event)
 
-        if self._keeper is not None and len(request.prompt_ids) > MIN_HELD_TOKENS:
-            source = HeldSource(self._keeper, request.prompt_ids, lambda held: self._rest(request, held))
-            return self._engine.submit(request, watched, source)
-        rest = self._rest(request, 0)
-        if isinstance(rest, str):
-            return self._engine.submit(request, watched, None, rest)
-        return self._engine.submit(request, watched, rest)
-
-    def _rest(self, request: GenerationRequest, held_tokens: int) -> Rest:
-        """Return the handoff that brings the tokens after those held, or why this node computes them."""
-        client, tokens = self._client, len(request.prompt_ids) - 1 - held_tokens
-        if held_tokens and not tokens:
-            return ""
-        with self._lock:
-            status = client.status if client is not None else None
-            plan = self._router.plan(tokens, status, time.monotonic())
-        if client is None or not plan.remote:
-            return plan.reason
-        return RemoteSource(client, request.prompt_ids, held_tokens)
+        try:
+            if self._keeper is not None and len(request.prompt_ids) > MIN_HELD_TOKENS:
+                source = HeldSource(self._keeper, request.prompt_ids, journey.rest)
+                return self._engine.submit(request, watched, source)
+            rest = journey.rest(0)
+            if isinstance(rest, str):
+                return self._engine.submit(request, watched, None, rest)
+            return self._engine.submit(request, watched, rest)
+        except DecodeError as error:
+            self._observer.refused(error.code)
+            raise
 
     def ready(self) -> tuple[bool, str]:
         """See `ChatBackend`; a missing producer does not make this node unready."""
         return (True, "") if self._engine.healthy() else (False, "the engine takes no requests or makes no progress")
 
+    def explain_held(self, prompt_ids: Sequence[int]) -> dict[str, object]:
+        """See `ChatBackend`."""
+        return explain_held(self._keeper, prompt_ids)
+
     def describe_status(self) -> dict[str, object]:
         """See `ChatBackend`."""
         identities = self._model.identities
-        producer: dict[str, object] = {"state": "none", "reason": "no producer is configured"}
-        if self._client is not None:
-            status = self._client.status
-            producer = {"state": status.state.value, "reason": status.reason}
-        with self._lock:
-            rates = self._router.rates()
         return {
-            "context_tokens": self._model.context_tokens,
+            "context_tokens": self.context_tokens,
             "lane": identities.lane,
             "kv_layout": identities.kv_layout,
             "chunk_tokens": identities.chunk_tokens,
             "spec_digest": show(identities.spec_digest),
             "weights_digest": show(identities.weights_digest),
-            "producer": producer,
-            "prefill_tokens_per_s": rates,
+            "producers": self._producers.describe(),
+            "prefill_tokens_per_s": self._producers.rates(),
             "requests": self._engine.load,
             "cache": self._keeper.store.stats() if self._keeper is not None else None,
         }
 
-    def _learn(self, request: GenerationRequest, report: RouteReport) -> None:
-        _log.info(
-            "routed request=%s route=%s handoff=%s memory_tokens=%d disk_tokens=%d remote_tokens=%d local_tokens=%d "
-            "prefill_s=%.3f reason=%s held=%s",
-            request.request_id,
-            report.route.value,
-            report.handoff_id or "-",
-            report.memory_tokens,
-            report.disk_tokens,
-            report.remote_tokens,
-            report.local_tokens,
-            report.prefill_s,
-            report.reason or "-",
-            report.held_reason or "-",
-        )
-        with self._lock:
-            self._router.learn(report, time.monotonic())
+
+def _log_route(request: GenerationRequest, report: RouteReport, code: str) -> None:
+    _log.info(
+        "routed request=%s route=%s code=%s handoff=%s memory_tokens=%d disk_tokens=%d peer_tokens=%d "
+        "remote_tokens=%d local_tokens=%d producers=%s prefill_s=%.3f reason=%s held=%s",
+        request.request_id,
+        report.route.value,
+        code,
+        report.handoff_id or "-",
+        report.memory_tokens,
+        report.disk_tokens,
+        report.peer_tokens,
+        report.remote_tokens,
+        report.local_tokens,
+        ",".join(f"{name}={tokens}" for name, tokens in report.producers) or "-",
+        report.prefill_s,
+        report.reason or "-",
+        report.held_reason or "-",
+    )

@@ -7,33 +7,44 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import mlx.core as mx
 import uvicorn
 from fastapi import FastAPI
 
 from muser_decode.app import create_app
 from muser_decode.client import Consumer, ProducerClient
-from muser_decode.config import ConfigError, DecodeConfig, from_arguments
-from muser_decode.decoder import MlxDecoder
-from muser_decode.engine.loop import Engine
+from muser_decode.config import ConfigError, DecodeConfig, ProducerAddress, from_arguments
+from muser_decode.engine.loop import STALL_S, Engine
+from muser_decode.entrance import Entrance, open_entrance
 from muser_decode.errors import HttpServerFailed
 from muser_decode.keeper import Keeper
 from muser_decode.keeping import CacheSizes, open_keeper
+from muser_decode.lanes import computed, conformance, load_decoder
+from muser_decode.metrics import Metrics, Now
 from muser_decode.node import DecodeNode, ServedModel
-from muser_decode.numerics import DTYPES, on_gpu
+from muser_decode.numerics import on_gpu
+from muser_decode.observer import Observer
+from muser_decode.producers import Producers
 from muser_decode.router import RoutePolicy, Router
 from muser_wire.geometry import Geometry
 from muser_wire.home import muser_home
+from muser_wire.logs import install as install_log
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
 from muser_wire.model.identity import node_identities
 from muser_wire.model.tokenizer import load_tokenizer
-from muser_wire.numerics import Lane
+from muser_wire.notify import Notifier, Watchdog, more_time_to_load
 from muser_wire.pairing.trust import consumer_trust
-from muser_wire.process import configure_logging, stop_on_signals, write_ready_file
+from muser_wire.process import reload_on_hangup, stop_on_signals, write_ready_file
+from muser_wire.settings.reload import Changes, Reloader
+from muser_wire.settings.settings import Settings
 from muser_wire.trace import configure_trace
 from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel, PortTaken
 from muser_wire.transport.malloc import raise_malloc_thresholds
+from muser_wire.upkeep import Upkeep, set_log_level
 
 ALIAS = "muser"
 """The name under which a client reaches whatever model is served."""
@@ -50,35 +61,55 @@ GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def serve(arguments: argparse.Namespace, blas: str) -> None:
-    """Bind, load, serve until SIGTERM or SIGINT, drain. What cannot work is refused before a user waits."""
-    config = from_arguments(arguments, on_gpu=on_gpu())
-    configure_logging(config.log_level)
-    _log.info("blas %s", blas)
+def serve(values: argparse.Namespace, blas: str, settings: Settings) -> None:
+    """Bind, load, serve until SIGTERM or SIGINT, drain. What cannot work is refused before a user waits.
+
+    `values` are what `settings` said a moment ago.
+    """
+    config = from_arguments(values, on_gpu=on_gpu())
+    notifier = Notifier()
+    install_log(config.log_level, config.log_format)
+    _log.info("blas name=%s", blas)
     raise_malloc_thresholds()
     if config.trace is not None:
         configure_trace(config.trace)
+    entrance = open_entrance(config.access, muser_home(), time.time())
     listener = bind(config.host, config.port)
-    link = link_to_producer(config)
-    loaded = load(config)
-    client = None if link is None else ProducerClient(link.channel, loaded.consumer, link.node_key)
-    computed = f"{config.dtype} {'packed' if config.packed else 'dense'}"
-    with open_keeper(cache_sizes(config), loaded.consumer, computed) as keeper:
+    links = links_to_producers(config)
+    with more_time_to_load(notifier, f"loading {config.model.name}"):
+        loaded = load(config)
+    metrics = Metrics(loaded.served.identities, config.model_id)
+    producers = make_producers(config, links, loaded.consumer, metrics)
+    with open_keeper(cache_sizes(config), loaded.consumer, computed(config)) as keeper:
         engine = make_engine(config, loaded, keeper)
-        node = DecodeNode(loaded.served, engine, Router(config.route), client, keeper)
-        app = create_app(node, chat_template=read_template(config))
-        engine.start()
+        node = DecodeNode(loaded.served, engine, producers, keeper, metrics)
+        metrics.watch(present(engine, producers, keeper))
+        app = create_app(node, chat_template=read_template(config), entrance=entrance, exposition=metrics.exposition)
+        with more_time_to_load(notifier, f"loading {config.model.name}"):
+            engine.start()
         # Until here a signal ends the process at once: nothing has been promised to anybody yet.
         stop = stop_on_signals()
+        reload = Reloader(settings, values, changes(entrance), notifier)
+        upkeep = Upkeep(Watchdog(notifier, lambda: engine.last_progress), reload_on_hangup(stop), reload)
         try:
-            if client is not None:
-                client.start()
-            run_http(app, listener, config, stop)
+            producers.start()
+            run_http(HttpServer(app, listener, config, entrance, notifier), upkeep, stop)
         finally:
             engine.stop()
-            if client is not None:
-                client.stop()
+            producers.stop()
     _log.info("stopped")
+
+
+def changes(entrance: Entrance) -> Changes:
+    """Return what a running node takes in when its configuration is read again. Peers are read at each use anyway."""
+    refresh: dict[str, Callable[[], None]] = {}
+    keys, certificate = entrance.keys, entrance.certificate
+    if keys is not None:
+        refresh["api_keys"] = keys.reload
+    if certificate is not None:
+        refresh["http_certificate"] = lambda: certificate.reload(time.time())
+    check = partial(from_arguments, on_gpu=on_gpu())
+    return Changes(check=check, live={"log_level": set_log_level}, refresh=refresh)
 
 
 @dataclass(frozen=True)
@@ -94,11 +125,17 @@ def load(config: DecodeConfig) -> Loaded:
     """Open the checkpoint and compute what this node is; the weights themselves are the engine's to load.
 
     Raises:
-        CheckpointError: the files cannot be used.
+        CheckpointError: the files cannot be used, or not in this lane.
+        NumericsMismatch: this node's device does not compute as the lane's rules say.
     """
     checkpoint, tokenizer = open_checkpoint(config.model), load_tokenizer(config.model)
     identities = node_identities(
-        checkpoint, tokenizer, element=config.kv_element, lane=Lane.NATIVE, chunk_tokens=config.chunk_tokens
+        checkpoint,
+        tokenizer,
+        element=config.kv_element,
+        lane=config.lane,
+        chunk_tokens=config.chunk_tokens,
+        conformance=conformance(config, checkpoint),
     )
     served = ServedModel(
         model_id=config.model_id,
@@ -115,7 +152,8 @@ def load(config: DecodeConfig) -> Loaded:
 def cache_sizes(config: DecodeConfig) -> CacheSizes:
     """Return how much of what was computed is kept, and where."""
     directory = config.cache_dir or muser_home() / "kvpack"
-    return CacheSizes(config.cache_memory_mb * MEGABYTE, config.cache_disk_mb * MEGABYTE, directory)
+    memory_nbytes, disk_nbytes = config.cache_memory_mb * MEGABYTE, config.cache_disk_mb * MEGABYTE
+    return CacheSizes(memory_nbytes, disk_nbytes, directory, config.reuse_decoded)
 
 
 def make_engine(config: DecodeConfig, loaded: Loaded, keeper: Keeper | None) -> Engine:
@@ -124,7 +162,10 @@ def make_engine(config: DecodeConfig, loaded: Loaded, keeper: Keeper | None) -> 
     return Engine(
         lambda: load_decoder(config, loaded.checkpoint),
         chunk_tokens=config.chunk_tokens,
+        max_batch=config.max_batch,
         max_queue=config.max_queue,
+        memory_nbytes=config.memory_mb * MEGABYTE or None,
+        deadline_s=config.deadline_s or None,
         staging_nbytes=geometry.layer_token_nbytes * len(geometry.windows) * config.chunk_tokens,
         keeper=keeper,
     )
@@ -148,11 +189,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 lets the system choose. Clients that come early wait for the node to load.
 
     Raises:
-        ConfigError: `host` is not a loopback address.
-        PortTaken: the port is in use; the message names it.
+        PortTaken: the port is in use, or the address is none of this machine's; the message names it.
     """
-    if host not in LOOPBACK_HOSTS:
-        raise ConfigError(f"--host {host} is not a loopback address; the endpoint has no authentication yet")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -169,76 +207,112 @@ def bind(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class ProducerLink:
-    """The way to the configured producer; `node_key` is a paired one's, None within this machine."""
+    """The way to a configured producer; `node_key` is a paired one's, None within this machine."""
 
+    name: str
     channel: GrpcChannel
     node_key: bytes | None
 
 
-def link_to_producer(config: DecodeConfig) -> ProducerLink | None:
-    """Return the way to the configured producer; nothing is sent yet.
+def links_to_producers(config: DecodeConfig) -> list[ProducerLink]:
+    """Return the ways to the configured producers; nothing is sent yet.
 
     Raises:
-        PairingError: the producer is on another machine and not paired with this one; the message names it.
-        WireError: it is, but cannot be used now: revoked, expired, or a clock is wrong.
+        PairingError: a producer is on another machine and not paired with this one; the message names it.
+        WireError: one is, but cannot be used now: revoked, expired, or a clock is wrong.
     """
-    if config.producer is None or config.route is RoutePolicy.LOCAL:
-        return None
-    host, port = config.producer.host, config.producer.control_port
+    return [] if config.route is RoutePolicy.LOCAL else [link_to(address) for address in config.producers]
+
+
+def link_to(address: ProducerAddress) -> ProducerLink:
+    """Return the way to one producer; see `links_to_producers`."""
+    host, port = address.host, address.control_port
     if host in LOOPBACK_HOSTS:
-        return ProducerLink(GrpcChannel(host, port), None)
+        return ProducerLink(address.name, GrpcChannel(host, port), None)
     trust = consumer_trust(muser_home(), host, time.time)
-    return ProducerLink(GrpcChannel(host, port, trust), trust.node_key())
+    return ProducerLink(address.name, GrpcChannel(host, port, trust), trust.node_key())
 
 
-def load_decoder(config: DecodeConfig, checkpoint: Checkpoint) -> MlxDecoder:
-    """Return the decoder; called on the engine's thread, which owns mlx from then on."""
-    started = time.monotonic()
-    decoder = MlxDecoder(checkpoint, dtype=DTYPES[config.dtype], kv_element=config.kv_element, packed=config.packed)
-    _log.info(
-        "loaded model=%s encoding=%s dtype=%s packed=%s seconds=%.1f",
-        config.model.name,
-        checkpoint.encoding,
-        config.dtype,
-        config.packed,
-        time.monotonic() - started,
+def make_producers(
+    config: DecodeConfig, links: list[ProducerLink], consumer: Consumer, observer: Observer
+) -> Producers:
+    """Return the producers and the router over them, not started."""
+    clients = [ProducerClient(link.channel, consumer, link.node_key, link.name) for link in links]
+    return Producers(Router(config.route), clients, consumer.geometry, config.chunk_tokens, observer)
+
+
+def present(engine: Engine, producers: Producers, keeper: Keeper | None) -> Now:
+    """Return what the metrics ask for whenever they are asked."""
+    return Now(
+        active=lambda: engine.load - engine.waiting,
+        waiting=lambda: engine.waiting,
+        producers=producers.describe,
+        cache=None if keeper is None else keeper.store.stats,
+        # Counted by mlx's allocator under a lock of its own: nothing is evaluated.
+        device_nbytes=mx.get_active_memory,
     )
-    return decoder
 
 
-def run_http(app: FastAPI, listener: socket.socket, config: DecodeConfig, stop: threading.Event) -> None:
-    """Serve until `stop` is set, then let requests under way finish for `drain_s` seconds.
+@dataclass(frozen=True)
+class HttpServer:
+    """What the HTTP port needs: the application, its socket, its flags, its entrance, whom to tell."""
 
-    Raises:
-        HttpServerFailed: the server ended by itself.
-    """
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
+    app: FastAPI
+    listener: socket.socket
+    config: DecodeConfig
+    entrance: Entrance
+    notifier: Notifier
+
+    def make(self) -> uvicorn.Server:
+        """Return the server, not started."""
+        certificate = self.entrance.certificate
+        config = uvicorn.Config(
+            self.app,
             log_config=None,
             access_log=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, int(config.drain_s)),
+            timeout_graceful_shutdown=max(1, int(self.config.drain_s)),
+            ssl_certfile=None if certificate is None else certificate.cert_file,
+            ssl_keyfile=None if certificate is None else certificate.key_file,
         )
-    )
+        config.load()
+        if certificate is not None and config.ssl is not None:
+            certificate.serve_latest(config.ssl)
+        return uvicorn.Server(config)
+
+    def announce(self) -> None:
+        """Say that the node serves: in the log, to systemd, and in the ready file where one is wanted."""
+        port = int(self.listener.getsockname()[1])
+        scheme = "http" if self.entrance.certificate is None else "https"
+        _log.info("serving url=%s", f"{scheme}://{self.config.host}:{port}")
+        if self.config.ready_file is not None:
+            write_ready_file(self.config.ready_file, {"port": port})
+        self.notifier.ready(f"serving {self.config.model_id} on {self.config.host}:{port}")
+
+
+def run_http(http: HttpServer, upkeep: Upkeep, stop: threading.Event) -> None:
+    """Serve until `stop` is set, then let requests under way finish for the configured seconds.
+
+    Raises:
+        HttpServerFailed: the server ended by itself.
+    """
+    server, drain_s = http.make(), http.config.drain_s
     # On a thread that is not the main one uvicorn leaves signals alone, so that a drained node exits with 0.
-    thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+    thread = threading.Thread(target=server.run, args=([http.listener],), name="http", daemon=True)
     thread.start()
     announced = False
     while thread.is_alive() and not stop.wait(LOOK_S):
+        upkeep.look()
         if server.started and not announced:
             announced = True
-            announce(config, int(listener.getsockname()[1]))
+            http.announce()
     if not stop.is_set():
         raise HttpServerFailed("the HTTP server ended by itself; its log says why")
-    _log.info("draining seconds=%.0f", config.drain_s)
+    _log.info("draining seconds=%.0f", drain_s)
+    http.notifier.stopping(drain_s + GRACE_S + STALL_S, "draining")
     server.should_exit = True
-    thread.join(config.drain_s + GRACE_S)
-
-
-def announce(config: DecodeConfig, port: int) -> None:
-    """Say that the node serves: in the log, and in the ready file where one is wanted."""
-    _log.info("serving url=http://%s:%d", config.host, port)
-    if config.ready_file is not None:
-        write_ready_file(config.ready_file, {"port": port})
+    deadline = time.monotonic() + drain_s + GRACE_S
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(LOOK_S)
+        upkeep.watchdog.look()

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from muser_decode.decoder import MlxDecoder  # noqa: E402
 from muser_decode.engine.generation import Generation  # noqa: E402
 from muser_decode.engine.loop import Engine  # noqa: E402
 from muser_decode.engine.request import EventSink, GenerationRequest  # noqa: E402
+from muser_decode.explaining import explain_held  # noqa: E402
 from muser_wire.geometry import ElementType  # noqa: E402
 from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
 from muser_wire.model.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
@@ -47,12 +48,15 @@ class LocalBackend:
     def ready(self) -> tuple[bool, str]:
         return self.engine.healthy(), "engine"
 
+    def explain_held(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        return explain_held(None, prompt_ids)
+
     def describe_status(self) -> dict[str, Any]:
         return {"requests": self.engine.load}
 
 
 @contextlib.contextmanager
-def local_backend(path: Path, max_queue: int = 4) -> Iterator[LocalBackend]:
+def local_backend(path: Path, max_queue: int = 4, **sizes: Any) -> Iterator[LocalBackend]:
     """Start an engine over the checkpoint at `path`, computing in f32; stop it afterwards."""
     checkpoint = open_checkpoint(path)
     engine = Engine(
@@ -60,6 +64,7 @@ def local_backend(path: Path, max_queue: int = 4) -> Iterator[LocalBackend]:
         chunk_tokens=CHUNK,
         max_queue=max_queue,
         staging_nbytes=1 << 16,
+        **sizes,
     )
     engine.start()
     try:
@@ -69,10 +74,11 @@ def local_backend(path: Path, max_queue: int = 4) -> Iterator[LocalBackend]:
 
 
 @contextlib.contextmanager
-def served(backend: LocalBackend) -> Iterator[str]:
-    """Serve a backend over HTTP on loopback; give the URL."""
+def served(backend: LocalBackend, **options: Any) -> Iterator[str]:
+    """Serve a backend over HTTP on loopback; give the URL. The options are those of `create_app`."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(backend), log_config=None, lifespan="off"))
+    app = create_app(backend, **options)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started and thread.is_alive():

@@ -19,22 +19,32 @@ from lines import serve  # noqa: E402
 
 from muser_decode import attention, linear, pointwise  # noqa: E402
 from muser_decode.decoder import MlxDecoder  # noqa: E402
+from muser_decode.engine.batch import Batch  # noqa: E402
 from muser_decode.engine.decoding import Decoding  # noqa: E402
 from muser_decode.engine.request import SamplingParams  # noqa: E402
 from muser_decode.engine.sampling import Sampler  # noqa: E402
+from muser_decode.reference.compiled.choice import compiled_operations, reference_decoder  # noqa: E402
+from muser_decode.reference.compiled.decoder import CompiledDecoder  # noqa: E402
+from muser_decode.reference.decoder import ReferenceDecoder  # noqa: E402
 from muser_wire.geometry import ElementType  # noqa: E402
 from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
+from muser_wire.numerics import Lane  # noqa: E402
+from muser_wire.reference.canonical import CanonicalWeights  # noqa: E402
 
 
 class Contestant:
     """Holds the decoder between requests."""
 
-    decoder: MlxDecoder
+    decoder: MlxDecoder | ReferenceDecoder | CompiledDecoder
 
-    def load(self, model: str) -> dict[str, Any]:
-        """Load a model in f32."""
+    def load(self, model: str, lane: str = "native") -> dict[str, Any]:
+        """Load a model: in f32, or in the reference lane."""
         self._model = Path(model)
-        self.decoder = self._new()
+        if Lane(lane) is Lane.REFERENCE:
+            weights = CanonicalWeights(open_checkpoint(self._model))
+            self.decoder = reference_decoder(weights, compiled_operations(weights.spec))
+        else:
+            self.decoder = self._new()
         return {"mlx": mx.__version__, "blas": BLAS}
 
     def decode(self, ids: list[int], tokens: int) -> dict[str, Any]:
@@ -60,9 +70,11 @@ class Contestant:
     def _stream(self, ids: list[int], tokens: int) -> Iterator[int]:
         cache = self.decoder.new_cache()
         self.decoder.prefill_chunk(ids[:-1], cache)
-        decoding = Decoding(self.decoder, cache, Sampler(SamplingParams()), ids[-1], tokens)
-        for _ in range(tokens):
-            yield decoding.next()
+        batch = Batch(self.decoder)
+        batch.join(Decoding(cache, Sampler(SamplingParams()), ids[-1], tokens))
+        for _ in range(tokens + 1):
+            for outcome in batch.advance():
+                yield outcome.token
 
 
 if __name__ == "__main__":

@@ -28,6 +28,23 @@ SLACK_TOKENS = ROLLBACK_TOKENS + 112
 """Room of a sliding layer beyond its window: what a rollback brings back, and so many tokens between two moves."""
 
 
+def cache_nbytes(spec: ModelSpec, dtype: mx.Dtype, positions: int) -> int:
+    """Return the memory, in bytes, of a cache of so many positions: sliding layers have no more than they keep."""
+    row_nbytes = 2 * spec.kv_heads * spec.head_dim * dtype.size
+    capacity = capacity_of(positions, spec.max_positions)
+    return sum(row_nbytes * min(capacity, most_rows(layer.window, spec.max_positions)) for layer in spec.layers)
+
+
+def capacity_of(positions: int, most: int) -> int:
+    """Return for how many positions there is room once there is room for so many."""
+    return min(-(-positions // GROWTH_TOKENS) * GROWTH_TOKENS, most)
+
+
+def most_rows(window: int | None, most: int) -> int:
+    """Return how many rows a layer ever keeps of a sequence of `most` positions."""
+    return most if window is None else min(most, window + SLACK_TOKENS)
+
+
 class LayerRows:
     """One layer's rows, for positions [first, stop).
 
@@ -38,7 +55,7 @@ class LayerRows:
         self.array = array
         self.first = self.stop = 0
         self._window = window
-        self._room = most if window is None else min(most, window + SLACK_TOKENS)
+        self._room = most_rows(window, most)
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` positions, or as many as this layer ever keeps."""
@@ -145,8 +162,7 @@ class KVCache:
             return
         if positions > self._max_positions:
             raise CacheError(f"{positions} positions asked, the model has {self._max_positions}")
-        steps = -(-positions // GROWTH_TOKENS)
-        self._capacity = min(steps * GROWTH_TOKENS, self._max_positions)
+        self._capacity = capacity_of(positions, self._max_positions)
         for layer in self._layers:
             layer.grow(self._capacity)
 
@@ -173,12 +189,18 @@ class KVCache:
         expected = (k.shape[0], self._kv_heads, self._head_dim)
         if k.shape != expected or v.shape != expected or not k.dtype == v.dtype == KV_DTYPES[self._element]:
             raise CacheError(f"planes {k.shape} and {v.shape}, {k.dtype}: expected {expected} in {self._element.value}")
-        stop = start + k.shape[0]
-        self.reserve(stop)
         rows = self._layers[layer]
-        into, dropped = rows.place(start, stop)
+        into, dropped = self.place(layer, start, start + k.shape[0])
         rows.array[: self._kv_heads, into] = k[dropped:].transpose(1, 0, 2).astype(self._dtype)
         rows.array[self._kv_heads :, into] = v[dropped:].transpose(1, 0, 2).astype(self._dtype)
+
+    def place(self, layer: int, start: int, stop: int) -> tuple[slice, int]:
+        """Make room in one layer for positions [start, stop); return where its array, one of `arrays`, takes them.
+
+        The second value is how many first ones of them are forgotten at once.
+        """
+        self.reserve(stop)
+        return self._layers[layer].place(start, stop)
 
     def commit(self, length: int) -> None:
         """Declare positions [0, length) complete in every layer."""

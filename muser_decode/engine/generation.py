@@ -1,15 +1,17 @@
-"""One request on its way through the engine: `advance` does one bounded unit of work.
+"""One request on its way through the engine: first its cache is filled, then it takes part in the batch.
 
-A unit is: install one staged chunk, prefill one chunk here, or decode one token. Whatever a request
-needs, others wait for a unit at most.
+Filling goes in units: install one staged chunk, or prefill some tokens here. Whatever a request needs, others
+wait for a unit at most.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from muser_decode.engine.decoding import Decoding
 from muser_decode.engine.prefilling import Prefilling, Workshop
@@ -21,12 +23,26 @@ from muser_decode.engine.request import (
     Finished,
     FinishReason,
     GenerationRequest,
+    Likelihood,
     TokenEvent,
 )
 from muser_decode.engine.sampling import Sampler
 from muser_decode.engine.source import KVSource
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a generation is given with its admission: memory for `first_tokens` of its answer.
+
+    `more_tokens`, told how many it has had, says for how many more there is memory. `beat` is called after each
+    layer of its prompt that is computed.
+    """
+
+    first_tokens: int
+    more_tokens: Callable[[int], int]
+    beat: Callable[[], None]
 
 
 class Generation:
@@ -49,54 +65,69 @@ class Generation:
         self._cancelled = threading.Event()
         self._submitted_s = time.monotonic()
         self._prefilling: Prefilling | None = None
-        self._decoding: Decoding | None = None
         self._ids: list[int] = []
         self._recorder: Recorder | None = None
         self._generated = 0
         self._first_token_s = 0.0
         self._decode_began_s = 0.0
+        self.decoding: Decoding | None = None
+        """Its place in the batch, once its cache is full."""
         self.ended = False
 
     def cancel(self) -> None:
-        """Ask for the end. It comes, as a Finished event, once each active generation has done a unit."""
+        """Ask for the end. It comes, as a Finished event, before another step or another layer but one is begun."""
         self._cancelled.set()
         self._wake()
 
     @property
-    def cancelled(self) -> bool:
-        """Whether the end was asked for."""
-        return self._cancelled.is_set()
+    def deadline_s(self) -> float:
+        """When it ends at the latest, as monotonic time."""
+        limit_s = self.request.deadline_s
+        return math.inf if limit_s is None else self._submitted_s + limit_s
 
-    def admit(self, workshop: Workshop) -> None:
+    @property
+    def leaving(self) -> FinishReason | None:
+        """Why it is to end now, if it is."""
+        if self._cancelled.is_set():
+            return FinishReason.CANCELLED
+        return FinishReason.DEADLINE if time.monotonic() >= self.deadline_s else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether its next unit is computed here and takes long."""
+        return self._prefilling is not None and self._prefilling.computes
+
+    def admit(self, workshop: Workshop, room: Room) -> None:
         """Begin: take a cache, and start the handoff if there is a source."""
-        self._workshop = workshop
+        self._workshop, self._room = workshop, room
         source, self._source = self._source, None
-        self._prefilling = Prefilling(workshop, self.request, self._sink, source, self._reason)
 
-    def advance(self) -> bool:
-        """Do one unit of an admitted generation. Returns False when it waits for its source."""
-        if self.cancelled:
-            self.finish(FinishReason.CANCELLED)
-            return True
-        if self._decoding is not None:
-            self._decode(self._decoding)
-            return True
+        def go_on() -> bool:
+            room.beat()
+            return self.leaving is None
+
+        self._prefilling = Prefilling(workshop, self.request, self._sink, source, self._reason, go_on=go_on)
+
+    def fill(self, *, shared: bool) -> bool:
+        """Do one unit of an admitted generation; with the last one its `decoding` begins.
+
+        `shared` says that others get tokens meanwhile. Returns False when it waits for its source.
+        """
         if self._prefilling is None:
-            raise RuntimeError("advance comes after admit")
-        if not self._prefilling.complete:
-            return self._prefilling.advance()
-        self._begin_decode(self._prefilling)
-        return True
+            raise RuntimeError("fill comes after admit")
+        progressed = self._prefilling.complete or self._prefilling.advance(shared=shared)
+        if self._prefilling.complete and self.leaving is None:
+            self._begin_decode(self._prefilling)
+        return progressed
 
     def _begin_decode(self, prefilling: Prefilling) -> None:
         report = prefilling.report()
         self._ids, self._recorder = prefilling.ids, prefilling.recorder()
         self._sink(report)
         self._decode_began_s = time.monotonic()
-        decoder, request = self._workshop.decoder, self.request
-        self._tokens = min(request.max_new_tokens, decoder.spec.max_positions - len(request.prompt_ids))
-        self._decoding = Decoding(
-            decoder,
+        request = self.request
+        self._tokens = self._room.first_tokens
+        self.decoding = Decoding(
             prefilling.cache,
             Sampler(request.sampling, request.prompt_ids),
             request.prompt_ids[-1],
@@ -104,10 +135,9 @@ class Generation:
             alternatives=request.sampling.logprobs,
             constraint=None if request.constrain is None else request.constrain(),
         )
-        self._decode(self._decoding)
 
-    def _decode(self, decoding: Decoding) -> None:
-        token = decoding.next()
+    def take(self, token: int, likelihood: Likelihood | None) -> None:
+        """Take the next token from the batch; it may be the last."""
         self._ids.append(token)
         if self._generated == 0:
             self._first_token_s = time.monotonic() - self._submitted_s
@@ -115,11 +145,23 @@ class Generation:
             self.finish(FinishReason.STOP)
             return
         self._generated += 1
+        self._sink(TokenEvent(token, likelihood))
+        if self._generated == self._tokens:
+            self._go_on_or_end()
+
+    def _go_on_or_end(self) -> None:
+        """Take memory for more tokens of an answer without a limit of its own; else it ends here."""
+        more = self._room.more_tokens(self._tokens)
+        if not more or self.decoding is None:
+            self.finish(FinishReason.LENGTH)
+            return
+        self._tokens += more
+        self.decoding.extend(more)
+
+    def record(self) -> None:
+        """Have some rows saved, if there are enough new ones; may wait for the device."""
         if self._recorder is not None:
             self._recorder.step()
-        self._sink(TokenEvent(token, decoding.likelihood))
-        if self._generated == self._tokens:
-            self.finish(FinishReason.LENGTH)
 
     def finish(self, reason: FinishReason) -> None:
         """End in order, also before admission: the last event is Finished."""
@@ -137,7 +179,7 @@ class Generation:
             return
         self.ended = True
         log.debug("ended request=%s tokens=%d last=%s", self.request.request_id, self._generated, type(last).__name__)
-        prefilling, self._prefilling, self._decoding = self._prefilling, None, None
+        prefilling, self._prefilling, self.decoding = self._prefilling, None, None
         self._recorder = None
         try:
             if prefilling is not None:

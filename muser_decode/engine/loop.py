@@ -1,8 +1,9 @@
-"""The engine: one thread owns mlx and serves every active generation in turn.
+"""The engine: one thread owns mlx and serves every active generation.
 
-mlx evaluates on one thread only, so decoder, caches and staging buffers are made on the engine's thread
-and never leave it. Other threads hand in requests and cancellations, and fill staging memory; events go
-out through each request's sink, called on the engine's thread.
+A turn of its loop is one step of all that decode, then one unit of one whose cache is being filled. mlx
+evaluates on one thread only, so decoder, caches and staging buffers are made on the engine's thread and never
+leave it. Other threads hand in requests and cancellations, and fill staging memory; events go out through each
+request's sink, called on the engine's thread.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from muser_decode.decoder import MlxDecoder
-from muser_decode.engine.generation import Generation
+import mlx.core as mx
+
+from muser_decode.engine.batch import Batch, Outcome
+from muser_decode.engine.contract import Decoder
+from muser_decode.engine.decoding import Decoding
+from muser_decode.engine.floor import Floor
+from muser_decode.engine.generation import Generation, Room
+from muser_decode.engine.memory import CacheMemory, default_nbytes, machine_nbytes
 from muser_decode.engine.prefilling import Workshop
 from muser_decode.engine.recording import Recording
 from muser_decode.engine.request import EventSink, FinishReason, GenerationRequest
@@ -28,55 +36,59 @@ from muser_wire.model.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-MAX_ACTIVE = 4
-"""Generations served in turn: each holds a whole cache, and each makes the others slower."""
+DEFAULT_MAX_BATCH = 8
+"""Generations served at once: each holds a cache, and makes a step of all a little longer."""
 
 IDLE_S = 1.0
 """How long the thread sleeps at most when there is nothing to do, in seconds: its heartbeat."""
 
-STALL_S = 120.0
-"""No heartbeat for so long means a stuck engine. The longest unit, 2,048 tokens of local prefill, takes some 10 s."""
+STALL_S = 60.0
+"""No heartbeat for so long means a stuck engine: longer than any layer of 128 tokens takes, or any step."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Sizes of an engine. `max_queue` counts generations that wait beside the MAX_ACTIVE that run."""
+    """Sizes of an engine. `max_queue` counts generations that wait beside the `max_batch` that run.
+
+    `memory_nbytes` bounds the caches of those that run and what is kept in memory of others; None: what the
+    machine has left once the model is loaded. No request runs longer than `deadline_s` seconds, if that is given.
+    Without a heartbeat for `stall_s` seconds the engine is not healthy.
+    """
 
     chunk_tokens: int
     max_queue: int
     staging_nbytes: int
     staging_slots: int = 2
+    max_batch: int = DEFAULT_MAX_BATCH
+    memory_nbytes: int | None = None
+    deadline_s: float | None = None
+    stall_s: float = STALL_S
 
 
 class Engine:
-    """Runs generations on a decoder that `decoder_factory` makes on the engine's own thread."""
+    """Runs generations on a decoder that `decoder_factory` makes on the engine's own thread.
 
-    def __init__(
-        self,
-        decoder_factory: Callable[[], MlxDecoder],
-        *,
-        chunk_tokens: int,
-        max_queue: int,
-        staging_nbytes: int,
-        staging_slots: int = 2,
-        keeper: Keeper | None = None,
-    ) -> None:
+    `sizes` are the fields of an `EngineConfig`.
+    """
+
+    def __init__(self, decoder_factory: Callable[[], Decoder], *, keeper: Keeper | None = None, **sizes: Any) -> None:
         self._factory = decoder_factory
         self._keeper = keeper
-        self._config = EngineConfig(chunk_tokens, max_queue, staging_nbytes, staging_slots)
+        self._config = EngineConfig(**sizes)
         self._thread = threading.Thread(target=self._run, name="muser-engine", daemon=True)
         self._lock = threading.Lock()
         self._waiting: deque[Generation] = deque()
-        self._active: list[Generation] = []
+        self._filling: deque[Generation] = deque()
+        self._decoding: dict[Decoding, Generation] = {}
         self._unfinished = 0
         self._accepting = False
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._loaded = threading.Event()
         self._load_error: BaseException | None = None
-        self._spec: ModelSpec | None = None
+        self._floor: Floor | None = None
         self.last_progress = time.monotonic()
-        """Monotonic time, in seconds, at which the thread last finished a unit or found nothing to do."""
+        """Monotonic time, in seconds, at which the thread last finished a layer or a step or found nothing to do."""
 
     def start(self) -> None:
         """Start the thread and wait until the model is loaded.
@@ -93,7 +105,7 @@ class Engine:
     def stop(self, drain_s: float = 0.0) -> bool:
         """Refuse new requests, give those accepted `drain_s` seconds to end, cancel the rest, end the thread.
 
-        Returns False when the thread is still in a unit after STALL_S more; it dies with the process.
+        Returns False when the thread is still in a unit after `stall_s` more; it dies with the process.
         """
         with self._lock:
             self._accepting = False
@@ -103,7 +115,7 @@ class Engine:
         self._stopping.set()
         self._woken.set()
         if self._thread.is_alive():
-            self._thread.join(STALL_S)
+            self._thread.join(self._config.stall_s)
         return not self._thread.is_alive()
 
     def submit(
@@ -115,16 +127,18 @@ class Engine:
         raises, the source was not touched.
 
         Raises:
-            RequestInvalid: the prompt is empty or leaves no position for an answer.
+            RequestInvalid: the prompt is empty, leaves no position for an answer, or needs more memory than there is.
             EngineBusy: too many requests wait.
             EngineStopped: the engine does not run.
         """
+        request = with_deadline(request, self._config.deadline_s)
         generation = Generation(request, sink, source, reason, self._woken.set)
         with self._lock:
-            if not self._accepting or self._spec is None:
+            if not self._accepting or self._floor is None:
                 raise EngineStopped("the engine does not take requests")
-            check_request(request, self._spec)
-            if self._unfinished >= MAX_ACTIVE + self._config.max_queue:
+            check_request(request, self._floor.spec)
+            self._floor.check_memory(request)
+            if self._unfinished >= self._config.max_batch + self._config.max_queue:
                 raise EngineBusy(f"{self._unfinished} requests are running or waiting")
             self._unfinished += 1
             self._waiting.append(generation)
@@ -137,7 +151,19 @@ class Engine:
 
     def healthy(self) -> bool:
         """Say whether the engine takes requests and its thread makes progress."""
-        return self._accepting and self._thread.is_alive() and time.monotonic() - self.last_progress < STALL_S
+        return (
+            self._accepting and self._thread.is_alive() and time.monotonic() - self.last_progress < self._config.stall_s
+        )
+
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens a prompt and its answer may have together, by the model and by memory; 0 before `start`."""
+        return 0 if self._floor is None else self._floor.context_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Requests accepted and not yet begun."""
+        return len(self._waiting)
 
     @property
     def load(self) -> int:
@@ -149,7 +175,7 @@ class Engine:
     def _run(self) -> None:
         """Load, serve until told to stop, end what is left."""
         try:
-            workshop = self._load()
+            floor = self._load()
         except Exception as error:  # outermost: `start` raises it on the caller's thread
             self._load_error = error
             self._loaded.set()
@@ -157,80 +183,171 @@ class Engine:
         self._loaded.set()
         try:
             while not self._stopping.is_set():
-                self._turn(workshop)
+                self._turn(floor)
         except Exception:  # outermost loop of the engine's thread
             log.exception("engine_failed")
         finally:
-            workshop.staging.pool.close()
+            floor.workshop.staging.pool.close()
             self._end_all()
 
-    def _load(self) -> Workshop:
-        decoder = self._factory()
-        config = self._config
+    def _load(self) -> Floor:
+        decoder, config, keeper = self._factory(), self._config, self._keeper
         staging = Staging(decoder.geometry, config.staging_slots, config.staging_nbytes, self.wake)
-        self._spec, self._accepting = decoder.spec, True
-        self.last_progress = time.monotonic()
-        recording = None
-        if self._keeper is not None:
-            recording = Recording(self._keeper, decoder.geometry, config.chunk_tokens)
-        return Workshop(decoder, staging, config.chunk_tokens, recording)
+        recording = None if keeper is None else Recording(keeper, decoder.geometry, config.chunk_tokens)
+        total = config.memory_nbytes
+        if total is None:
+            total = default_nbytes(machine_nbytes(), mx.get_active_memory())
+        log.info("cache_memory nbytes=%d", total)
+        memory = CacheMemory(total, None if keeper is None else keeper.store.bound_memory)
+        workshop = Workshop(decoder, staging, config.chunk_tokens, recording)
+        self._floor, self._accepting = Floor(workshop, Batch(decoder), memory), True
+        self._beat()
+        return self._floor
 
-    def _turn(self, workshop: Workshop) -> None:
-        """Admit what fits, give each active generation one unit, sleep if none had anything to do."""
+    def _beat(self) -> None:
+        self.last_progress = time.monotonic()
+
+    def _turn(self, floor: Floor) -> None:
+        """Admit what fits, step all that decode, do one unit of filling; sleep if there was nothing to do."""
         self._woken.clear()
-        self._admit(workshop)
-        progressed = False
-        for generation in list(self._active):
-            progressed |= self._guarded(generation, generation.advance)
-            self.last_progress = time.monotonic()
-        self._active = [generation for generation in self._active if not generation.ended]
-        if workshop.recording is not None:
-            progressed |= workshop.recording.advance()
+        self._end_leaving(floor)
+        self._admit(floor)
+        progressed = self._step(floor)
+        progressed |= self._fill(floor)
+        if floor.workshop.recording is not None:
+            progressed |= floor.workshop.recording.advance()
         if not progressed:
-            self._woken.wait(IDLE_S)
-        self.last_progress = time.monotonic()
+            self._woken.wait(self._patience_s())
+        self._beat()
 
-    def _admit(self, workshop: Workshop) -> None:
+    def _patience_s(self) -> float:
+        """Return how long to sleep: until the first deadline at most."""
+        deadlines = [generation.deadline_s for generation in (*self._waiting, *self._filling)]
+        return max(0.0, min([IDLE_S, *(deadline - time.monotonic() for deadline in deadlines)]))
+
+    def _end_leaving(self, floor: Floor) -> None:
+        """End those that were cancelled or are out of time, wherever they are."""
         with self._lock:
-            gone = [generation for generation in self._waiting if generation.cancelled]
-            self._waiting = deque(generation for generation in self._waiting if not generation.cancelled)
-            room = MAX_ACTIVE - len(self._active)
-            admitted = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        for generation in gone:
-            self._guarded(generation, partial(generation.finish, FinishReason.CANCELLED))
-        for generation in admitted:
-            self._guarded(generation, partial(generation.admit, workshop))
-        self._active += [generation for generation in admitted if not generation.ended]
+            gone = [generation for generation in self._waiting if generation.leaving]
+            self._waiting = deque(generation for generation in self._waiting if generation not in gone)
+        for generation in [*gone, *self._filling, *self._decoding.values()]:
+            reason = generation.leaving
+            if reason is not None:
+                self._guarded(floor, generation, partial(generation.finish, reason))
+        self._sweep(floor)
 
-    def _guarded(self, generation: Generation, unit: Callable[[], bool | None]) -> bool:
+    def _admit(self, floor: Floor) -> None:
+        """Begin as many of those that wait as there are places and memory for, the first ones first."""
+        while len(self._filling) + len(self._decoding) < self._config.max_batch:
+            with self._lock:
+                if not self._waiting or not floor.take_memory(self._waiting[0]):
+                    return
+                generation = self._waiting.popleft()
+            self._filling.append(generation)
+            first = floor.first_tokens(generation.request)
+            room = Room(first, partial(floor.more_tokens, generation), self._beat)
+            self._guarded(floor, generation, partial(generation.admit, floor.workshop, room))
+            self._sweep(floor)
+
+    def _step(self, floor: Floor) -> bool:
+        """Advance the batch; return whether there was anything in it."""
+        if not self._decoding:
+            return False
+        try:
+            outcomes = floor.batch.advance()
+        except Exception as error:  # outermost loop of the batch: its generations end, the engine goes on
+            log.exception("step_failed requests=%d", len(self._decoding))
+            for generation in self._decoding.values():
+                self._fail(floor, generation, error)
+            outcomes = []
+        self._deliver(floor, outcomes)
+        return True
+
+    def _deliver(self, floor: Floor, outcomes: Sequence[Outcome]) -> None:
+        """Hand out what a step gave. Saving rows may wait for the device, so it comes after everyone's token."""
+        self._beat()
+        served = [(self._decoding[outcome.decoding], outcome) for outcome in outcomes]
+        for generation, outcome in served:
+            if outcome.error is not None:
+                self._fail(floor, generation, outcome.error)
+            else:
+                self._guarded(floor, generation, partial(generation.take, outcome.token, outcome.likelihood))
+        for generation, _ in served:
+            if not generation.ended:
+                self._guarded(floor, generation, generation.record)
+        self._sweep(floor)
+
+    def _fill(self, floor: Floor) -> bool:
+        """Do one unit of the first generation that can go on; the others' turn comes before it has another."""
+        for generation in list(self._filling):
+            if generation.computes:
+                # What is drawn by now goes out before the device is busy for a while.
+                self._deliver(floor, floor.batch.settle())
+            shared = bool(self._decoding)
+            if not self._guarded(floor, generation, partial(generation.fill, shared=shared)):
+                continue
+            self._filling.remove(generation)
+            if generation.decoding is not None:
+                self._decoding[generation.decoding] = generation
+                floor.batch.join(generation.decoding)
+            elif not generation.ended:
+                self._filling.append(generation)
+            return True
+        return False
+
+    def _sweep(self, floor: Floor) -> None:
+        """Forget those that have ended."""
+        self._filling = deque(generation for generation in self._filling if not generation.ended)
+        for decoding in [decoding for decoding, generation in self._decoding.items() if generation.ended]:
+            del self._decoding[decoding]
+            floor.batch.leave(decoding)
+
+    def _guarded(self, floor: Floor, generation: Generation, unit: Callable[[], bool | None]) -> bool:
         """Run a unit; an error in it ends this generation alone. Returns whether anything was done."""
+        ended = generation.ended
         try:
             done = unit()
         except Exception as error:  # outermost loop of one generation: the others go on
             log.exception("generation_failed request=%s", generation.request.request_id)
-            self._fail(generation, error)
-            done = True
-        if generation.ended:
-            with self._lock:
-                self._unfinished -= 1
+            self._fail(floor, generation, error)
+            return True
+        if generation.ended and not ended:
+            self._count_out(floor, generation)
         return done is not False
 
-    def _fail(self, generation: Generation, error: Exception) -> None:
+    def _fail(self, floor: Floor, generation: Generation, error: Exception) -> None:
         shown = str(error) if isinstance(error, DecodeError) else type(error).__name__
         try:
             generation.fail(f"the engine failed on this request: {shown}")
         except Exception:  # outermost: a sink that fails must not end the engine
             log.exception("sink_failed request=%s", generation.request.request_id)
+        self._count_out(floor, generation)
+
+    def _count_out(self, floor: Floor, generation: Generation) -> None:
+        floor.give_memory_back(generation)
+        with self._lock:
+            self._unfinished -= 1
 
     def _end_all(self) -> None:
         """Cancel everything that has not ended."""
         with self._lock:
             self._accepting = False
-            left = [*self._active, *self._waiting]
-            self._active, self._waiting = [], deque()
+            left = [*self._filling, *self._decoding.values(), *self._waiting]
+            self._waiting = deque()
+        floor = self._floor
         for generation in left:
-            if not generation.ended:
-                self._guarded(generation, partial(generation.finish, FinishReason.CANCELLED))
+            if floor is not None and not generation.ended:
+                self._guarded(floor, generation, partial(generation.finish, FinishReason.CANCELLED))
+        if floor is not None:
+            self._sweep(floor)
+
+
+def with_deadline(request: GenerationRequest, most_s: float | None) -> GenerationRequest:
+    """Return a request that ends after `most_s` seconds, or when it wants to if that is sooner."""
+    wanted_s = request.deadline_s
+    if most_s is None or (wanted_s is not None and wanted_s <= most_s):
+        return request
+    return replace(request, deadline_s=most_s)
 
 
 def check_request(request: GenerationRequest, spec: ModelSpec) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from muser_decode.decoder import MlxDecoder
-from muser_decode.engine.cache import KVCache
+from muser_decode.engine.contract import Cache, Decoder
+from muser_decode.engine.pace import Pace
 from muser_decode.engine.recording import Recorder, Recording
 from muser_decode.engine.request import EventSink, GenerationRequest, PrefillProgress, Route, RouteReport
 from muser_decode.engine.source import HeldEnded, KVSource, Origin, SourceDone, SourceFailed, StagedChunk
@@ -23,10 +24,11 @@ log = logging.getLogger(__name__)
 class Workshop:
     """What the engine's thread lends to every generation. `recording` None: nothing is saved."""
 
-    decoder: MlxDecoder
+    decoder: Decoder
     staging: Staging
     chunk_tokens: int
     recording: Recording | None = None
+    pace: Pace = field(default_factory=Pace)
 
 
 class Prefilling:
@@ -35,23 +37,33 @@ class Prefilling:
     The last prompt token is left to the first decode step, so that every sampled token comes from this
     node's own logits. When a source fails, its installed chunks stay and local prefill goes on after them.
     `reason` says why there is no source, if there is none. `ids` are those of the cache's positions; decode
-    adds to them. `begun_recorder` is what has been saving this cache, if anything has.
+    adds to them. `begun_recorder` is what has been saving this cache, if anything has. `go_on` is asked between
+    two layers; once it says no, this is not advanced any more.
     """
 
     def __init__(
-        self, workshop: Workshop, request: GenerationRequest, sink: EventSink, source: KVSource | None, reason: str
+        self,
+        workshop: Workshop,
+        request: GenerationRequest,
+        sink: EventSink,
+        source: KVSource | None,
+        reason: str,
+        *,
+        go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._workshop, self._request, self._sink, self._reason = workshop, request, sink, reason
+        self._go_on = go_on
         self._began_s = time.monotonic()
         self._tokens = len(request.prompt_ids) - 1
         self._staged = dict.fromkeys(Origin, 0)
+        self._producers: dict[str, int] = {}
         self._held_reason = ""
         self._decoded_from: int | None = None
         self._last_held: Block | None = None
         self.begun_recorder: Recorder | None = None
         self.ids = list(request.prompt_ids)
         self._ending: SourceDone | SourceFailed | None = None
-        self.cache: KVCache = workshop.decoder.new_cache()
+        self.cache: Cache = workshop.decoder.new_cache()
         self.cache.reserve(len(request.prompt_ids))
         self._source = source
         if source is not None and self._tokens > 0:
@@ -64,10 +76,18 @@ class Prefilling:
         """Whether the cache is full and, after a handoff, its seal verified."""
         return self._source is None and self.cache.length == self._tokens
 
-    def advance(self) -> bool:
-        """Install one staged chunk or prefill one here. Returns False when the source has nothing new."""
+    @property
+    def computes(self) -> bool:
+        """Whether the next unit is computed here."""
+        return self._source is None and not self.complete
+
+    def advance(self, *, shared: bool = False) -> bool:
+        """Install one staged chunk or prefill some tokens here. Returns False when the source has nothing new.
+
+        `shared` says that others get tokens meanwhile and shall not wait long.
+        """
         if self._source is None:
-            self._prefill_here()
+            self._prefill_here(shared=shared)
             return True
         news = self._source.poll()
         if isinstance(news, StagedChunk):
@@ -91,23 +111,29 @@ class Prefilling:
             self.begun_recorder = recording.begin(self.cache, self.ids, self._last_held, self._decoded_from)
         return self.begun_recorder
 
-    def _record_chunk(self) -> None:
-        """Before a new chunk begins, which may push the last one's rows out, have them copied."""
+    def _record(self) -> None:
+        """Before new tokens, which may push the last ones' rows out, have those copied."""
         recorder = self.recorder()
-        if recorder is not None and self.cache.length % self._workshop.chunk_tokens == 0:
+        if recorder is not None:
             recorder.catch_up()
 
-    def _prefill_here(self) -> None:
-        """Prefill up to the next boundary of the grid anchored at 0, wherever the cache ends."""
-        self._record_chunk()
-        length, grid = self.cache.length, self._workshop.chunk_tokens
-        stop = min(self._tokens, (length // grid + 1) * grid)
-        self._workshop.decoder.prefill_chunk(self._request.prompt_ids[length:stop], self.cache)
-        self._report_progress()
+    def _prefill_here(self, *, shared: bool) -> None:
+        """Prefill one unit, to the next boundary of the grid anchored at 0 at most, wherever the cache ends."""
+        self._record()
+        length, grid, pace = self.cache.length, self._workshop.chunk_tokens, self._workshop.pace
+        boundary = min(self._tokens, (length // grid + 1) * grid)
+        stop = pace.unit_stop(length, boundary, shared=shared)
+        began_s = time.monotonic()
+        if self._workshop.decoder.prefill_chunk(self._request.prompt_ids[length:stop], self.cache, self._go_on):
+            pace.learn(stop - length, time.monotonic() - began_s)
+            self._report_progress()
 
     def _install(self, chunk: StagedChunk) -> None:
         if chunk.origin is Origin.PEER:
-            self._record_chunk()
+            # Saving begins where what was held ends, before anything else comes.
+            self.recorder()
+            if self.cache.length % self._workshop.chunk_tokens == 0:
+                self._record()
         staging, before = self._workshop.staging, self.cache.length
         started_ns = now_ns()
         try:
@@ -120,6 +146,8 @@ class Prefilling:
             staging.pool.release(chunk.slot)
         span("commit", chunk.start // self._workshop.chunk_tokens, started_ns)
         self._staged[chunk.origin] += self.cache.length - before
+        if chunk.producer:
+            self._producers[chunk.producer] = self._producers.get(chunk.producer, 0) + self.cache.length - before
         if chunk.block is not None:
             self._last_held = chunk.block
             if self._decoded_from is None and chunk.stop > chunk.block.head.prefilled_stop:
@@ -137,6 +165,8 @@ class Prefilling:
             self._go_on_here(ending.reason)
         elif not self.complete:
             self._go_on_here(f"handoff ended at {self.cache.length} of {self._tokens} tokens")
+        else:
+            self._reason = ending.broken
 
     def _go_on_here(self, reason: str) -> None:
         self._reason = reason
@@ -145,13 +175,20 @@ class Prefilling:
     def _report_progress(self) -> None:
         self._sink(PrefillProgress(self.cache.length, self._tokens))
 
+    def _peer_tokens(self) -> int:
+        """Return how many of the tokens that a whole handoff brought the producer did not compute for it."""
+        if not isinstance(self._ending, SourceDone):
+            return 0
+        held_tokens = self._staged[Origin.MEMORY] + self._staged[Origin.DISK]
+        return min(max(0, self._ending.reused_tokens - held_tokens), self._staged[Origin.PEER])
+
     def report(self) -> RouteReport:
         """Return how a complete cache came to be."""
         remote_tokens = self._staged[Origin.PEER]
         local_tokens = self._tokens - sum(self._staged.values())
         ending = self._ending
         # Only a seal completes a handoff: without one, even a cache full of verified chunks was salvaged.
-        whole = isinstance(ending, SourceDone) and not local_tokens
+        whole = isinstance(ending, SourceDone) and not ending.broken and not local_tokens
         shared = Route.REMOTE if whole else Route.SALVAGED
         alone = Route.LOCAL if local_tokens or not self._tokens else Route.WARM
         return RouteReport(
@@ -166,6 +203,8 @@ class Prefilling:
             handoff_id=ending.handoff_id if ending else "",
             memory_tokens=self._staged[Origin.MEMORY],
             disk_tokens=self._staged[Origin.DISK],
+            peer_tokens=self._peer_tokens(),
+            producers=tuple(self._producers.items()),
             held_reason=self._held_reason,
             held_decoded=self._decoded_from is not None,
         )

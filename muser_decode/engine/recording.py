@@ -11,7 +11,7 @@ import logging
 import mlx.core as mx
 import numpy as np
 
-from muser_decode.engine.cache import KVCache
+from muser_decode.engine.contract import Cache
 from muser_decode.errors import CacheError
 from muser_decode.keeper import HeldPart, Keeper, Saving, Slab
 from muser_wire.geometry import Geometry
@@ -33,7 +33,7 @@ class Recorder:
     """Copies the rows of one cache, in order, from token `start` on. `ids` grows with the generation."""
 
     def __init__(
-        self, cache: KVCache, ids: list[int], start: int, saving: Saving, *, geometry: Geometry, chunk_tokens: int
+        self, cache: Cache, ids: list[int], start: int, saving: Saving, *, geometry: Geometry, chunk_tokens: int
     ) -> None:
         self._cache, self._ids, self._at, self._saving = cache, ids, start, saving
         self._geometry, self._chunk_tokens = geometry, chunk_tokens
@@ -107,7 +107,7 @@ class Recording:
         self._keeper, self._geometry, self._chunk_tokens = keeper, geometry, chunk_tokens
         self._closing: list[Recorder] = []
 
-    def begin(self, cache: KVCache, ids: list[int], last: Block | None, decoded_from: int | None) -> Recorder:
+    def begin(self, cache: Cache, ids: list[int], last: Block | None, decoded_from: int | None) -> Recorder:
         """Return the recorder of a cache that holds what this node held, from `decoded_from` on by decode.
 
         `last` is the last block that was installed: its rows need not be copied back out of the cache.

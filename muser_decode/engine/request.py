@@ -52,7 +52,9 @@ class TokenConstraint(Protocol):
 class GenerationRequest:
     """One prompt to answer. `max_new_tokens` counts generated tokens, a stop token not among them.
 
-    `constrain` makes the grammar's state of one generation.
+    `constrain` makes the grammar's state of one generation. It ends, in order, `deadline_s` seconds after it was
+    submitted if it has not ended by then; None sets no such limit. `open_ended`: nobody asked for so many tokens,
+    so memory for all of them is not taken at the start, and the answer ends earlier should there be no more.
     """
 
     request_id: str
@@ -61,6 +63,8 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     constrain: Callable[[], TokenConstraint] | None = field(default=None, compare=False)
+    deadline_s: float | None = None
+    open_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class RouteReport:
     a complete cache; `wire_s` from the first frame to the verified seal (0 without a handoff).
 
     `memory_tokens` and `disk_tokens` were held by this node; `held_reason` says why no more were, and
-    `held_decoded` whether decode, and not prefill, had produced part of them.
+    `held_decoded` whether decode, and not prefill, had produced part of them. Of the `remote_tokens`, a producer had
+    computed `peer_tokens` before; that is known from its seal alone. `producers` says who brought how many of them.
     """
 
     route: Route
@@ -93,6 +98,8 @@ class RouteReport:
     handoff_id: str = ""
     memory_tokens: int = 0
     disk_tokens: int = 0
+    peer_tokens: int = 0
+    producers: tuple[tuple[str, int], ...] = ()
     held_reason: str = ""
     held_decoded: bool = False
 
@@ -100,6 +107,17 @@ class RouteReport:
     def held_tokens(self) -> int:
         """Tokens that this node held and nobody computed for this request."""
         return self.memory_tokens + self.disk_tokens
+
+    @property
+    def tokens_by_origin(self) -> dict[str, int]:
+        """Every token of the prompt but the last, once, by where its keys and values came from."""
+        return {
+            "memory": self.memory_tokens,
+            "disk": self.disk_tokens,
+            "peer": self.peer_tokens,
+            "remote_computed": self.remote_tokens - self.peer_tokens,
+            "local_computed": self.local_tokens,
+        }
 
 
 @dataclass(frozen=True)
@@ -127,6 +145,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ class StagingSlot:
 class SlotPool:
     """The free staging slots of an engine, shared by all its sources. Every method is thread-safe and calls no mlx."""
 
-    def __init__(self, slots: Iterable[StagingSlot], wake: Callable[[], None]) -> None:
+    def __init__(self, slots: Iterable[StagingSlot], wake: Callable[[], None], *, direct: bool = False) -> None:
+        self.direct = direct
+        """Whether chunks are installed from any memory, not only from slots."""
         self._free: queue.SimpleQueue[StagingSlot | None] = queue.SimpleQueue()
         self._wake = wake
         self._closed = False
@@ -92,7 +94,8 @@ class StagedChunk:
     """A whole verified chunk: tokens [start, stop) of every layer, each layer covered once by its pieces, in order.
 
     Of a layer with a window that is shorter than the chunk: the window before `stop`, no more. `block` is what
-    it was copied from, if this node held it.
+    it was copied from, if this node held it; `producer` is the name of who sent it, if one did. `beside` is the memory
+    in which the pieces lie, if that is not the slot's: only where the pool is `direct`.
     """
 
     start: int
@@ -101,21 +104,35 @@ class StagedChunk:
     pieces: tuple[Piece, ...]
     origin: Origin = Origin.PEER
     block: Block | None = None
+    producer: str = ""
+    beside: memoryview | None = None
+
+    @property
+    def memory(self) -> memoryview:
+        """Where the pieces lie."""
+        return self.slot.memory if self.beside is None else self.beside
 
 
 @dataclass(frozen=True)
 class SourceDone:
-    """The handoff ended with a verified seal; every chunk has been polled. Counts are of the whole handoff."""
+    """The handoff ended with a verified seal; every chunk has been polled. Counts are of the whole handoff.
+
+    `reused_tokens` leading tokens of the prompt the producer had computed before [7.7]. `broken` says why an earlier
+    handoff broke off, some of whose chunks have been polled.
+    """
 
     wire_s: float
     segments_verified: int
     payload_nbytes: int
     handoff_id: str
+    reused_tokens: int = 0
+    broken: str = ""
 
 
 @dataclass(frozen=True)
 class SourceFailed:
-    """The handoff ended otherwise. `reason` says why in a few words, fit for a response header and a log.
+    """The handoff ended otherwise. `reason` says why in a few words, fit for a response header and a log; `code` in
+    one that is stable.
 
     Chunks polled before this stay valid. Counts are of what was verified.
     """
@@ -125,6 +142,7 @@ class SourceFailed:
     segments_verified: int
     payload_nbytes: int
     handoff_id: str
+    code: str = "internal"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,14 @@ def test_a_token_of_muse_glimmer_takes_at_most_900_operations(
     assert kinds["Fast"] == 5 * 52 + 2 + (52 - 13) + 52
 
 
+def test_an_operation_more_than_allowed_is_a_missed_goal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(decode.MOST_OPERATIONS, "gemma3-270m", 5)
+    assert decode.main(["--count", "gemma3-270m", "--venv", str(tmp_path)]) == 1
+    assert "MISSED operations a token, 5 allowed over" in capsys.readouterr().out
+
+
 def test_a_token_of_gemma_takes_as_many_as_its_layers_need(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, kinds = counted(capsys, tmp_path, "gemma3-270m")
     assert (kinds["Matmul"], kinds["SliceUpdate"], kinds["Compiled"]) == (4 * 18 + 1, 18, 2 * 18)

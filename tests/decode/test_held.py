@@ -37,8 +37,9 @@ def shelf(geometry: Geometry, ids: list[int] = IDS) -> Keeper:
 class Pool(SlotPool):
     """Counts the slots that are out."""
 
-    def __init__(self, slot_nbytes: int = 4096) -> None:
-        super().__init__([StagingSlot(i, memoryview(bytearray(slot_nbytes))) for i in range(SLOTS)], lambda: None)
+    def __init__(self, slot_nbytes: int = 4096, *, direct: bool = False) -> None:
+        slots = [StagingSlot(i, memoryview(bytearray(slot_nbytes))) for i in range(SLOTS)]
+        super().__init__(slots, lambda: None, direct=direct)
         self.out = 0
         self._guard = threading.Lock()
 
@@ -73,7 +74,7 @@ def served(source: HeldSource, pool: Pool, geometry: Geometry, ids: list[int]) -
         for piece in item.pieces:
             for plane, offset in (("k", piece.k_offset_nbytes), ("v", piece.v_offset_nbytes)):
                 expected = b"".join(row(ids, piece.layer, plane, at, 8) for at in range(piece.start, piece.stop))
-                assert bytes(item.slot.memory[offset : offset + len(expected)]) == expected
+                assert bytes(item.memory[offset : offset + len(expected)]) == expected
         assert item.origin is Origin.MEMORY
         length = item.stop
         pool.release(item.slot)
@@ -83,8 +84,11 @@ def served(source: HeldSource, pool: Pool, geometry: Geometry, ids: list[int]) -
 
 @pytest.mark.parametrize("geometry", [FULL, SLIDING, WIDE])
 @pytest.mark.parametrize("common", range(21))
-def test_what_is_staged_is_what_a_handoff_of_these_tokens_would_bring(geometry: Geometry, common: int) -> None:
-    pool, asked = Pool(), []
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_staged_is_what_a_handoff_of_these_tokens_would_bring(
+    geometry: Geometry, common: int, *, direct: bool
+) -> None:
+    pool, asked = Pool(direct=direct), []
 
     def rest(held: int) -> Rest:
         asked.append(held)

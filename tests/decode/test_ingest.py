@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from muser_decode.client import OpenedHandoff
 from muser_decode.engine.source import SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
 from muser_decode.ingest import RemoteSource
+from muser_decode.observer import HandoffEnd, Unobserved
+from muser_decode.standing import Standing
 from muser_wire.auth import NodeKey
-from muser_wire.errors import TransportError
+from muser_wire.errors import FrameError, HandoffRefused, TransportError, WireError
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.handoff import ConsumerHandoff, ProducerHandoff, Terms
 from muser_wire.identities import Digest, Identities
@@ -42,10 +44,22 @@ class Stream:
         self.cancelled.set()
 
 
-class Client:
-    """Opens one legal handoff, as `ProducerClient.open` does."""
+class Counting(Unobserved):
+    """Keeps what it is told."""
 
-    def __init__(self, before: Callable[[int], None] = lambda index: None) -> None:
+    def __init__(self) -> None:
+        self.ends: list[HandoffEnd] = []
+
+    def handoff_ended(self, end: HandoffEnd) -> None:
+        self.ends.append(end)
+
+
+class Client:
+    """Opens one legal handoff, as `ProducerClient.open` does; `refusal` instead, if there is one."""
+
+    def __init__(self, before: Callable[[int], None] = lambda index: None, refusal: WireError | None = None) -> None:
+        self.name, self.standing, self.refusal = "p:1", Standing(), refusal
+        self.looked = threading.Event()
         nothing = Digest(bytes(32))
         identities = Identities(nothing, nothing, "kv1/f16", "native", nothing, 4, nothing)
         schedule = build_schedule(ScheduleRequest(GEOMETRY, 9, 0, 4, WindowPolicy.ROLLING))
@@ -65,7 +79,12 @@ class Client:
         )
 
     def open(self, prompt_ids: object, held_tokens: int = 0) -> OpenedHandoff:
+        if self.refusal is not None:
+            raise self.refusal
         return self.opened
+
+    def look(self) -> None:
+        self.looked.set()
 
 
 @pytest.fixture
@@ -85,8 +104,8 @@ def free_slots(pool: SlotPool) -> int:
     return len(taken)
 
 
-def begun(client: Client, pool: SlotPool) -> RemoteSource:
-    source = RemoteSource(client, range(9))  # type: ignore[arg-type]
+def begun(client: Client, pool: SlotPool, observer: Counting | None = None) -> RemoteSource:
+    source = RemoteSource(client, range(9), 0, observer)  # type: ignore[arg-type]
     source.begin(pool)
     return source
 
@@ -172,6 +191,7 @@ def test_memory_that_never_comes_free_is_a_failure_with_a_name(pool: SlotPool, m
     failed = source.poll()
     assert isinstance(failed, SourceFailed)
     assert "no staging memory became free" in failed.reason
+    assert failed.code == "no_staging_memory"
     assert len(held) == SLOTS
 
 
@@ -205,3 +225,59 @@ def test_a_cancel_does_not_wait_for_a_producer_that_never_begins(
     assert client.stream.cancelled.wait(WAIT_S)
     assert settled(ingest_ended)
     assert free_slots(pool) == SLOTS
+
+
+def test_a_whole_handoff_is_told_to_the_producer_s_standing_and_counted(pool: SlotPool) -> None:
+    client, observer = Client(), Counting()
+    client.standing.failed(time.monotonic())
+    begun(client, pool, observer)
+    assert settled(ingest_ended)
+    now_s = time.monotonic()
+    assert (client.standing.resting_s(now_s), client.standing.tokens_since(0.0)) == (0.0, 0)
+    assert client.standing.link_nbytes_per_s(now_s)
+    assert not client.looked.is_set()
+    (end,) = observer.ends
+    # 8 tokens, 2 layers, keys and values, one head of 8, 2 bytes; a segment for each chunk.
+    assert (end.producer, end.code, end.frame_refused) == ("p:1", "sealed", False)
+    assert (end.segments_verified, end.payload_nbytes) == (CHUNKS, 8 * 2 * 2 * 8 * 2)
+    assert end.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "blamed", "frame"),
+    [
+        (TransportError("gone"), "transport", True, False),
+        (FrameError("not authentic"), "frame", True, True),
+        (HandoffRefused("busy", "later"), "refused_busy", False, False),
+        (HandoffRefused("of the peer's own making", "x"), "refused", False, False),
+    ],
+)
+def test_a_handoff_that_breaks_is_counted_by_a_stable_code(
+    pool: SlotPool, error: WireError, code: str, blamed: bool, frame: bool
+) -> None:
+    client, observer = Client(refusal=error), Counting()
+    source = begun(client, pool, observer)
+    assert settled(ingest_ended)
+    failed = source.poll()
+    assert isinstance(failed, SourceFailed)
+    assert failed.code == code
+    assert [(end.code, end.frame_refused) for end in observer.ends] == [(code, frame)]
+    assert (client.standing.resting_s(time.monotonic()) > 0, client.looked.is_set()) == (blamed, blamed)
+
+
+def test_a_cancelled_handoff_is_nobody_s_fault(pool: SlotPool) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def before(index: int) -> None:
+        if index == 1:
+            reached.set()
+            go_on.wait(WAIT_S)
+
+    client, observer = Client(before), Counting()
+    source = begun(client, pool, observer)
+    assert reached.wait(WAIT_S)
+    source.cancel()
+    go_on.set()
+    assert settled(ingest_ended)
+    assert [end.code for end in observer.ends] == ["cancelled"]
+    assert client.standing.resting_s(time.monotonic()) == 0.0

@@ -3,10 +3,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from kvpack_support import CHUNK, FULL, KEY, SLIDING, WIDE, blocks_of, expected_payload, identities, row
+from kvpack_support import CHUNK, FULL, KEY, SLIDING, WIDE, Shelf, blocks_of, expected_payload, identities, row
 
 from muser_decode.keeper import Assembly, HeldPart, Keeper, Slab
 from muser_wire.geometry import Geometry
@@ -206,3 +207,24 @@ def test_the_keeper_outlives_an_error(keeper: Keeper, store: BlockStore, monkeyp
         saving.end()
         assert drained(keeper)
     assert keeper._thread.is_alive()
+
+
+def test_a_disk_that_is_behind_costs_the_blocks_that_would_wait_and_no_memory(tmp_path: Path) -> None:
+    """Rows become blocks before any block is saved; of those, so many bytes wait for the disk and no more."""
+    shelf = Shelf(tmp_path, FULL, 0, PLENTY)
+    keeper = Keeper(shelf.store)
+    prompts = [[number, *IDS[:7]] for number in range(6)]
+    for ids in prompts:
+        saving = keeper.saving(ids, 0, 8)
+        saving.add(slab(FULL, ids, 0, 8))
+        saving.close()
+        saving.end()
+    # A block has 256 bytes.
+    keeper._max_pending_nbytes = 600
+    keeper.start()
+    assert drained(keeper)
+    assert keeper.undersaved == 4
+    assert keeper._unsaved_nbytes == 0
+    keeper.stop()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    assert [bool(held(shelf.store, ids)) for ids in prompts] == [True] * 2 + [False] * 4

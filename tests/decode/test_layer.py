@@ -5,6 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from load_peak import fetched, linux_only, measure
 
 from muser_decode.layer import Layer, LayerLoader
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
@@ -52,3 +53,37 @@ def test_layers_with_the_same_positions_share_their_tables(tmp_path: Path) -> No
     ropes = [loader.layer(index).rope for index in range(7)]
     assert ropes[0] is ropes[4] is ropes[6]
     assert ropes[5] is not ropes[0]
+
+
+LOAD = """
+from muser_decode.blas import load_blas
+load_blas()
+import mlx.core as mx
+from muser_decode.decoder import MlxDecoder
+from muser_wire.geometry import ElementType
+
+def load(checkpoint):
+    return MlxDecoder(checkpoint, dtype=mx.float32, kv_element=ElementType.F16, packed=PACKED)
+"""
+
+
+PACKED_BITS = {"Q5_0": 5, "Q8_0": 8}
+"""What stays packed of Gemma's encodings. A scale and an offset in f32 for each 32 weights come on top."""
+
+
+@pytest.mark.slow
+@linux_only
+@pytest.mark.parametrize("packed", [False, True])
+def test_loading_peaks_near_what_remains(packed: bool, tiny_llama: Path) -> None:
+    path = fetched("gemma3-270m")
+    found = measure(LOAD.replace("PACKED", str(packed)), path, tiny_llama)
+    checkpoint, nbytes = open_checkpoint(path), 0.0
+    for name in checkpoint.names():
+        weight = checkpoint.weight(name)
+        kept = packed and weight.encoding in PACKED_BITS
+        nbytes += weight.count * (PACKED_BITS[weight.encoding] + 2 * 32 / 32 if kept else 32) / 8
+    if packed:
+        # Beside weights this small, the CPU's two pairs of tables of positions count; a GPU has none.
+        nbytes += 2 * 2 * checkpoint.spec.max_positions * checkpoint.spec.head_dim * 4
+    assert found.remains >= 0.95 * nbytes
+    assert found.peak <= 1.3 * nbytes

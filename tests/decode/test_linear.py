@@ -7,12 +7,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from muser_decode import linear
-from muser_decode.errors import ModelNotSupported
-from muser_decode.linear import BlockScaled, Joined, Linear, Packed, Rows, Tiles, dense, pack, packed
-from muser_wire.model.blockscaled import MODES, BlockScaledWeight
-from muser_wire.model.encodings import AffineWeight
-from muser_wire.numerics import budget
+from muser_decode.blas import load_blas
+
+load_blas()
+
+from muser_decode import linear  # noqa: E402 - after the BLAS that it is to use
+from muser_decode.errors import ModelNotSupported  # noqa: E402
+from muser_decode.linear import BlockScaled, Joined, Linear, Packed, Rows, Tiles, dense, pack, packed  # noqa: E402
+from muser_wire.model.blockscaled import MODES, BlockScaledWeight  # noqa: E402
+from muser_wire.model.encodings import AffineWeight  # noqa: E402
+from muser_wire.numerics import budget  # noqa: E402
 
 IN = 96
 
@@ -127,6 +131,30 @@ def test_dense_layouts_give_rows_exactly(layout: Any, dtype: mx.Dtype) -> None:
     rows = built(layout, matrix, dtype=dtype).rows(mx.array(ids))
     assert rows.dtype == dtype
     assert mx.array_equal(rows, mx.array(matrix.f32()[ids]).astype(dtype))
+
+
+@pytest.mark.parametrize("columns", [64, 576, 1_536, 2_048, 20_000])
+@pytest.mark.parametrize("rows", [2, 7, 8, 11, 28, 29, 64])
+def test_rows_of_several_requests_are_each_what_they_are_alone(columns: int, rows: int) -> None:
+    """A large product is added up in another order, so many rows are multiplied by the kernel of few."""
+    random = np.random.default_rng(columns)
+    tiles = mx.array(random.standard_normal((2, columns, 64)).astype(np.float32))
+    x = random.standard_normal((rows, columns)).astype(np.float32)
+    matrix = Tiles(tiles, 100)
+    together = np.array(matrix(mx.array(x)))
+    alone = np.concatenate([np.array(matrix(mx.array(row[None]))) for row in x])
+    np.testing.assert_array_equal(together, alone)
+    expected = x.astype(np.float64) @ np.array(tiles, np.float64).transpose(1, 0, 2).reshape(columns, 128)[:, :100]
+    assert np.abs(together - expected).max() <= budget("logits_f32") * np.sqrt(columns)
+
+
+@pytest.mark.parametrize("rows", [64, 100, 320])
+def test_tiles_lie_as_they_are_read(rows: int) -> None:
+    """A view in another order gives the same numbers at two thirds of the speed."""
+    matrix = dense([Matrix(rows, 0, 1)], mx.float32)
+    assert isinstance(matrix, Tiles)
+    (tiles,) = (value for value in vars(matrix).values() if isinstance(value, mx.array))
+    assert memoryview(tiles).c_contiguous
 
 
 def test_matrices_of_any_height_lie_one_below_the_other(layout: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muser_decode.template import ChatTemplate, MessagesRefused, TemplateUnusable
+from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -259,6 +260,30 @@ def test_a_checkpoints_own_tokenizer_and_template(tiny_llama: Path) -> None:
     controls = [one for one in prompt if one < 3]
     assert controls == [1, 2, 1]
     assert tokenizer.decode(prompt) == "user\n<|im_end|>\nassistant\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "bos", "written"),
+    [
+        ("gemma3", "<bos>", True),
+        ("muse_glimmer", "<|begin_of_text|>", True),
+        ("gemma3", "<bos>", False),
+    ],
+)
+def test_a_conversation_has_one_bos_whatever_users_spell(family: str, bos: str, written: bool, tmp_path: Path) -> None:
+    """Templates that write it and those that leave it to the node; in content, names and results of tools."""
+    write_tiny(family, tmp_path, layers=1)
+    tokenizer = load_tokenizer(tmp_path)
+    source = None if written else "{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
+    messages = [
+        {"role": "user", "content": bos, "name": bos},
+        {"role": "assistant", "content": "ok", "name": ""},
+        {"role": "tool", "content": f"{bos}{bos}", "name": bos},
+    ]
+    prompt = ChatTemplate(tokenizer, source).render(messages)
+    assert tokenizer.bos_id == tokenizer.special_ids[bos]
+    assert prompt[0] == tokenizer.bos_id
+    assert prompt.count(tokenizer.bos_id) == 1
 
 
 # Ids that transformers 5.24's `apply_chat_template` gave for these conversations, with the vocabulary and the

@@ -35,9 +35,9 @@ def new(source: Source | None = None) -> tuple[Generation, list[Event], list[str
 
 def test_cancel_wakes_the_engine_and_does_nothing_else() -> None:
     generation, events, wakes = new()
-    assert not generation.cancelled
+    assert generation.leaving is None
     generation.cancel()
-    assert generation.cancelled
+    assert generation.leaving is FinishReason.CANCELLED
     assert not generation.ended
     assert (events, wakes) == ([], ["wake"])
 
@@ -66,7 +66,21 @@ def test_the_last_event_comes_even_when_the_source_fails_to_cancel() -> None:
     assert events == [Failed("shown")]
 
 
-def test_advance_comes_after_admit() -> None:
+def test_fill_comes_after_admit() -> None:
     generation, _, _ = new()
     with pytest.raises(RuntimeError, match="after admit"):
-        generation.advance()
+        generation.fill(shared=False)
+
+
+def test_a_deadline_counts_from_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("muser_decode.engine.generation.time.monotonic", lambda: clock[0])
+    generation = Generation(GenerationRequest("r", (1,), 4, deadline_s=2.5), [].append, None, "", lambda: None)
+    endless, _, _ = new()
+    clock[0] = 102.4
+    assert generation.leaving is None
+    clock[0] = 102.5
+    assert generation.leaving is FinishReason.DEADLINE
+    assert endless.leaving is None
+    generation.cancel()
+    assert generation.leaving is FinishReason.CANCELLED

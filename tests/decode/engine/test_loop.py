@@ -4,8 +4,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from memory_source import MemorySource
 
 from muser_decode.decoder import MlxDecoder
-from muser_decode.engine import loop
+from muser_decode.engine import floor, loop
 from muser_decode.engine.loop import Engine
 from muser_decode.engine.request import (
     Event,
@@ -95,12 +96,18 @@ def engine(tiny_llama: Path) -> Iterator[Engine]:
     assert engine.stop()
 
 
-def new_engine(factory: Callable[[], MlxDecoder], max_queue: int = 8) -> Engine:
-    return Engine(factory, chunk_tokens=GRID, max_queue=max_queue, staging_nbytes=SLOT_NBYTES)
+def new_engine(factory: Callable[[], MlxDecoder], max_queue: int = 8, **sizes: Any) -> Engine:
+    return Engine(factory, chunk_tokens=GRID, max_queue=max_queue, staging_nbytes=SLOT_NBYTES, **sizes)
 
 
-def ask(prompt: tuple[int, ...] = PROMPT, new: int = NEW, stop: frozenset[int] = frozenset(), **sampling):
-    return GenerationRequest("r", prompt, new, SamplingParams(**sampling), stop)
+def ask(
+    prompt: tuple[int, ...] = PROMPT,
+    new: int = NEW,
+    stop: frozenset[int] = frozenset(),
+    deadline_s: float | None = None,
+    **sampling,
+):
+    return GenerationRequest("r", prompt, new, SamplingParams(**sampling), stop, deadline_s=deadline_s)
 
 
 def run(engine: Engine, request: GenerationRequest, source=None, reason: str = "") -> Box:
@@ -320,7 +327,7 @@ def test_the_queue_is_bounded_and_opens_again(tiny_llama: Path) -> None:
     blocking = Blocking()
     engine.submit(ask(new=1), blocking)
     assert blocking.reached.wait(WAIT_S)
-    boxes = [Box() for _ in range(loop.MAX_ACTIVE + 1)]
+    boxes = [Box() for _ in range(loop.DEFAULT_MAX_BATCH + 1)]
     for box in boxes:
         engine.submit(ask(PROMPT[:4], new=1), box)
     with pytest.raises(EngineBusy):
@@ -384,7 +391,7 @@ def test_cancel_while_waiting_ends_without_work(engine: Engine, planes) -> None:
     engine.submit(ask(new=1), blocking)
     assert blocking.reached.wait(WAIT_S)
     source, box = MemorySource(planes, GRID), Box()
-    fillers = [Box() for _ in range(loop.MAX_ACTIVE - 1)]
+    fillers = [Box() for _ in range(loop.DEFAULT_MAX_BATCH - 1)]
     for filler in fillers:
         engine.submit(ask(PROMPT[:3], new=1), filler)
     generation = engine.submit(ask(), box, source)
@@ -407,15 +414,270 @@ def test_a_waiting_source_does_not_stop_others(engine: Engine, planes, greedy: l
     box.end()
 
 
+def test_answers_in_one_batch_are_those_alone(engine: Engine, planes) -> None:
+    """Greedy and seeded, prefilled here and handed off, joining at different times."""
+    requests = [
+        ask(PROMPT[:3], new=60),
+        ask(PROMPT, new=40, temperature=1.0, seed=8),
+        ask(PROMPT[:33], new=50, temperature=0.7, top_p=0.9, frequency_penalty=1.0, seed=9),
+        ask(new=45),
+        ask(PROMPT[20:], new=30, temperature=1.2, min_p=0.05, seed=10),
+    ]
+    alone = [run(engine, request).tokens for request in requests]
+    boxes = [Box() for _ in requests]
+    for index, (request, box) in enumerate(zip(requests, boxes, strict=True)):
+        source = MemorySource(planes, GRID) if request.prompt_ids == PROMPT else None
+        engine.submit(request, box, source)
+        if index % 2:
+            box.until(TokenEvent)
+    for box in boxes:
+        box.end()
+    assert [box.tokens for box in boxes] == alone
+    assert [box.report.route for box in boxes].count(Route.REMOTE) == 2
+
+
+class Layered(MlxDecoder):
+    """Tells what is computed: how many layers of prefill, and how many rows each step has."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.layers = 0
+        self.rows: list[int] = []
+        self.on_layer: Callable[[], None] = lambda: None
+
+    def prefill_chunk(self, ids, cache, go_on=None) -> bool:
+        def counted() -> bool:
+            self.layers += 1
+            self.on_layer()
+            return go_on is None or go_on()
+
+        return super().prefill_chunk(ids, cache, counted)
+
+    def steps(self, tokens, caches):
+        self.rows.append(len(caches))
+        return super().steps(tokens, caches)
+
+
+@pytest.fixture
+def layered(tiny_llama: Path) -> Iterator[tuple[Engine, Layered]]:
+    made: list[Layered] = []
+
+    def factory() -> MlxDecoder:
+        made.append(Layered(open_checkpoint(tiny_llama), dtype=mx.float32, kv_element=ElementType.F16, packed=False))
+        return made[0]
+
+    engine = new_engine(factory)
+    engine.start()
+    yield engine, made[0]
+    assert engine.stop()
+
+
+def test_cancel_while_prefilling_ends_with_the_layer(layered: tuple[Engine, Layered]) -> None:
+    """It comes after the second layer of the third chunk: nothing more is launched, reported or decoded."""
+    engine, decoder = layered
+    box, generations = Box(), []
+    submitted = threading.Event()
+    per_chunk = 5  # The last layer's end is the chunk's.
+
+    def on_layer() -> None:
+        if decoder.layers == 2 * per_chunk + 2:
+            assert submitted.wait(WAIT_S)
+            generations[0].cancel()
+
+    decoder.on_layer = on_layer
+    generations.append(engine.submit(ask(), box))
+    submitted.set()
+    assert box.end().reason is FinishReason.CANCELLED
+    assert decoder.layers == 2 * per_chunk + 2
+    assert decoder.rows == []
+    assert [type(event) for event in box.events] == [PrefillProgress, PrefillProgress, Finished]
+    decoder.on_layer = lambda: None
+    assert len(run(engine, ask(new=2)).tokens) == 2
+
+
+def test_all_that_decode_share_each_step(layered: tuple[Engine, Layered]) -> None:
+    engine, decoder = layered
+    boxes = [Box() for _ in range(4)]
+    for box in boxes:
+        engine.submit(ask(PROMPT[:3], new=100), box)
+    for box in boxes:
+        box.end()
+    assert max(decoder.rows) == 4
+    # One after the other they would take 400 steps.
+    assert len(decoder.rows) < 130
+
+
+def test_a_step_that_fails_ends_those_in_it_and_the_engine_lives(layered: tuple[Engine, Layered], greedy) -> None:
+    engine, decoder = layered
+    whole = decoder.steps
+
+    def failing(tokens, caches):
+        raise MemoryError("secret")
+
+    boxes = [Box(), Box()]
+    for box in boxes:
+        engine.submit(ask(new=1_000), box)
+    for box in boxes:
+        box.until(TokenEvent)
+    decoder.steps = failing
+    for box in boxes:
+        failed = box.end()
+        assert isinstance(failed, Failed)
+        assert "MemoryError" in failed.message
+        assert "secret" not in failed.message
+    decoder.steps = whole
+    assert run(engine, ask()).tokens == greedy
+    assert engine.load == 0
+
+
+def test_no_more_than_the_batch_s_size_run_at_once(tiny_llama: Path) -> None:
+    engine = new_engine(lambda: make_decoder(tiny_llama), max_batch=2)
+    engine.start()
+    blocking = Blocking()
+    engine.submit(ask(new=1), blocking)
+    assert blocking.reached.wait(WAIT_S)
+    order: list[int] = []
+    boxes = [Box() for _ in range(3)]
+    for index, box in enumerate(boxes):
+
+        def sink(event: Event, index: int = index, box: Box = box) -> None:
+            order.append(index)
+            box(event)
+
+        engine.submit(ask(PROMPT[:2], new=30), sink)
+    blocking.go.set()
+    for box in boxes:
+        box.end()
+    # The third begins when the first has ended.
+    assert order.index(2) > len(order) - 1 - order[::-1].index(0)
+    assert engine.stop()
+
+
+def cache_of(positions: int) -> int:
+    """Bytes of the tiny llama's cache, its arithmetic written down again: 6 layers, 2 heads of 16 in float32."""
+    return 6 * 2 * 2 * 16 * 4 * (512 * -(-positions // 512))
+
+
+def test_a_request_that_never_fits_is_refused_by_name(tiny_llama: Path) -> None:
+    engine = new_engine(lambda: make_decoder(tiny_llama), memory_nbytes=cache_of(512))
+    engine.start()
+    assert engine.context_tokens == 512
+    with pytest.raises(RequestInvalid, match=r"70 prompt tokens and 443 of an answer need 2 MB .* 1 MB .--memory-mb"):
+        engine.submit(ask(new=443), Box())
+    assert len(run(engine, ask(new=442, stop=frozenset(range(512)))).tokens) == 0
+    assert engine.load == 0
+    assert engine.stop()
+
+
+def test_a_request_waits_for_memory_and_not_for_a_place(tiny_llama: Path) -> None:
+    """Two fit at a time; the third begins when one has ended, and one that needs less does not overtake it."""
+    engine = new_engine(lambda: make_decoder(tiny_llama), memory_nbytes=cache_of(1024) + cache_of(512))
+    engine.start()
+    blocking = Blocking()
+    engine.submit(ask(new=1), blocking)
+    assert blocking.reached.wait(WAIT_S)
+    boxes, order = [Box() for _ in range(3)], []
+    for index, (box, new) in enumerate(zip(boxes, (600, 600, 20), strict=True)):
+
+        def sink(event: Event, index: int = index, box: Box = box) -> None:
+            order.append(index)
+            box(event)
+
+        engine.submit(ask(PROMPT[:4], new=new), sink)
+    blocking.go.set()
+    for box in boxes:
+        assert box.end().reason is FinishReason.LENGTH
+    assert order.index(1) > len(order) - 1 - order[::-1].index(0)
+    assert order.index(2) > order.index(1)
+    assert engine.load == 0
+    assert engine.stop()
+
+
+def test_an_answer_without_a_limit_goes_on_as_memory_allows(
+    tiny_llama: Path, planes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of 100 tokens here: to the limit when there is memory, and cut where there is none."""
+    monkeypatch.setattr(floor, "OPEN_TOKENS", 100)
+    engine = new_engine(lambda: make_decoder(tiny_llama), memory_nbytes=cache_of(1_024))
+    engine.start()
+    whole = run(engine, ask(PROMPT[:4], new=350))
+    open_ended = run(engine, replace(ask(PROMPT[:4], new=350), open_ended=True))
+    assert open_ended.tokens == whole.tokens
+    assert len(whole.tokens) == 350
+    # One that waits for its handoff holds half of the memory: 70 + 400 tokens lie in 512 positions.
+    held, cut, source = Box(), Box(), MemorySource(planes, GRID, stall_at=0)
+    generation = engine.submit(ask(new=400), held, source)
+    engine.submit(replace(ask(PROMPT[:4], new=900), open_ended=True), cut)
+    assert cut.end().reason is FinishReason.LENGTH
+    # 4 + 500 tokens lie in the other 512; for 600 there is no memory.
+    assert len(cut.tokens) == 500
+    generation.cancel()
+    held.end()
+    assert engine.stop()
+
+
+def test_cancelling_gives_memory_back(tiny_llama: Path) -> None:
+    engine = new_engine(lambda: make_decoder(tiny_llama), memory_nbytes=cache_of(512))
+    engine.start()
+    for _ in range(3):
+        box = Box()
+        generation = engine.submit(ask(PROMPT[:4], new=500), box)
+        box.until(TokenEvent)
+        generation.cancel()
+        assert box.end().reason is FinishReason.CANCELLED
+    assert len(run(engine, ask(new=2)).tokens) == 2
+    assert engine.stop()
+
+
+def test_a_deadline_ends_an_answer_between_two_tokens(engine: Engine) -> None:
+    box, generations = Box(), []
+    submitted = threading.Event()
+
+    def sink(event: Event) -> None:
+        box(event)
+        if len(box.tokens) == 3:
+            assert submitted.wait(WAIT_S)
+            generations[0].request = replace(request, deadline_s=1e-6)
+
+    request = ask(new=1_900, deadline_s=600.0)
+    generations.append(engine.submit(request, sink))
+    submitted.set()
+    ended = box.end()
+    assert (ended.reason, ended.generated_tokens) == (FinishReason.DEADLINE, len(box.tokens))
+    assert 3 <= len(box.tokens) <= 5
+    assert run(engine, ask(new=2, deadline_s=600.0)).events[-1].reason is FinishReason.LENGTH
+
+
+def test_a_deadline_wakes_an_engine_that_waits(engine: Engine, planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_S", 3_600.0)
+    box, source = Box(), MemorySource(planes, GRID, stall_at=1)
+    engine.submit(ask(deadline_s=0.5), box, source)
+    assert box.end().reason is FinishReason.DEADLINE
+    assert box.tokens == []
+    assert source.events == ["begin", "cancel"]
+
+
+def test_a_deadline_comes_while_waiting_for_a_place_too(tiny_llama: Path) -> None:
+    engine = new_engine(lambda: make_decoder(tiny_llama), max_batch=1, deadline_s=0.2)
+    engine.start()
+    first, second = Box(), Box()
+    engine.submit(ask(new=1_900), first)
+    engine.submit(ask(new=5, deadline_s=100.0), second)
+    # The server's own deadline holds for one that wants more time.
+    assert first.end().reason is second.end().reason is FinishReason.DEADLINE
+    assert second.events == [Finished(FinishReason.DEADLINE, 0, 0.0, 0.0)]
+    assert engine.stop()
+
+
 class Broken(MlxDecoder):
     """A decoder that fails on prompts that begin with token 7."""
 
     error: Exception = ZeroDivisionError("secret detail")
 
-    def prefill_chunk(self, ids, cache) -> None:
+    def prefill_chunk(self, ids, cache, go_on=None) -> bool:
         if ids[0] == 7:
             raise self.error
-        super().prefill_chunk(ids, cache)
+        return super().prefill_chunk(ids, cache, go_on)
 
 
 @pytest.mark.parametrize(
@@ -491,13 +753,13 @@ def test_the_decoder_is_made_and_used_on_one_thread(tiny_llama: Path, planes) ->
             threads.add(threading.get_ident())
             super().__init__(*args, **kwargs)
 
-        def step(self, token, cache):
+        def steps(self, tokens, caches):
             threads.add(threading.get_ident())
-            return super().step(token, cache)
+            return super().steps(tokens, caches)
 
-        def prefill_chunk(self, ids, cache) -> None:
+        def prefill_chunk(self, ids, cache, go_on=None) -> bool:
             threads.add(threading.get_ident())
-            super().prefill_chunk(ids, cache)
+            return super().prefill_chunk(ids, cache, go_on)
 
     engine = new_engine(
         lambda: Watching(open_checkpoint(tiny_llama), dtype=mx.float32, kv_element=ElementType.F16, packed=False)
@@ -586,8 +848,18 @@ def test_health_follows_progress(engine: Engine, monkeypatch: pytest.MonkeyPatch
     run(engine, ask(new=2))
     assert engine.last_progress > before
     assert engine.healthy()
-    monkeypatch.setattr(loop, "STALL_S", -1.0)
+    monkeypatch.setattr(engine, "last_progress", time.monotonic() - loop.STALL_S)
     assert not engine.healthy()
+
+
+def test_each_layer_of_a_prefill_is_progress(layered: tuple[Engine, Layered]) -> None:
+    """A model whose chunk takes minutes is slow, not stuck."""
+    engine, decoder = layered
+    beats: list[float] = []
+    decoder.on_layer = lambda: beats.append(engine.last_progress)
+    run(engine, ask(PROMPT[: GRID + 1], new=1))
+    assert len(beats) == 5
+    assert len(set(beats)) == 5
 
 
 def test_a_sleeping_engine_is_woken_by_all_that_concerns_it(
@@ -612,5 +884,4 @@ def test_a_sleeping_engine_is_woken_by_all_that_concerns_it(
     generation.cancel()
     assert box.end().reason is FinishReason.CANCELLED
     fall_asleep()
-    monkeypatch.setattr(loop, "STALL_S", WAIT_S)
     assert engine.stop()

@@ -9,6 +9,7 @@ import pytest
 from memory_source import MemorySource
 
 from muser_decode.decoder import MlxDecoder
+from muser_decode.engine.pace import Pace
 from muser_decode.engine.prefilling import Prefilling, Workshop
 from muser_decode.engine.request import Event, GenerationRequest, PrefillProgress, Route
 from muser_decode.engine.source import KVSource
@@ -16,6 +17,7 @@ from muser_decode.engine.staging import Staging
 from muser_wire.geometry import ElementType
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.tiny import write_tiny
+from muser_wire.numerics import budget
 
 GRID = 8
 PROMPT = tuple(range(40, 60))
@@ -195,3 +197,75 @@ def test_what_a_broken_handoff_left_is_gone_on_from(sliding: MlxDecoder, grid: i
     assert (report.route, report.remote_tokens) == (Route.SALVAGED, fail_at * grid)
     expected = greedy(sliding, run(sliding, prompt, grid), prompt[-1], 30)
     assert greedy(sliding, salvaged, prompt[-1], 30) == expected
+
+
+UNITS_GRID = 512
+
+
+@pytest.fixture(scope="module", params=["llama", "muse_glimmer", "gemma3"])
+def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MlxDecoder:
+    """Its sums are as long as a real model's, so that other kernels would show."""
+    path = tmp_path_factory.mktemp("wide") / request.param
+    write_tiny(request.param, path, layers=4, window=200, hidden=320, ffn=640)
+    return MlxDecoder(open_checkpoint(path), dtype=mx.float32, kv_element=ElementType.F16, packed=False)
+
+
+class Fixed(Pace):
+    """Units of the least size, whatever was measured."""
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        pass
+
+
+class Whole(Pace):
+    """No units: whole chunks, as the grid says."""
+
+    def unit_stop(self, start: int, stop: int, *, shared: bool) -> int:
+        return stop
+
+
+def paced(decoder: MlxDecoder, prompt: tuple[int, ...], pace: Pace) -> tuple[Prefilling, list[Event]]:
+    events: list[Event] = []
+    staging = Staging(decoder.geometry, slots=1, slot_nbytes=64, wake=lambda: None)
+    workshop = Workshop(decoder, staging, UNITS_GRID, pace=pace)
+    prefilling = Prefilling(workshop, GenerationRequest("r", prompt, 1), events.append, None, "")
+    finish(prefilling)
+    return prefilling, events
+
+
+@pytest.mark.parametrize("tokens", [300, 512, 1_000])
+def test_units_within_a_chunk_change_nothing(wide: MlxDecoder, tokens: int) -> None:
+    prompt = some_prompt(tokens + 1)
+    units, events = paced(wide, prompt, Fixed())
+    whole, _ = paced(wide, prompt, Whole())
+    stops = [event.done for event in events if isinstance(event, PrefillProgress)]
+    assert stops == [*range(128, tokens - 64, 128), tokens]
+    for layer, spec in enumerate(wide.spec.layers):
+        first = 0 if spec.window is None else max(0, tokens - spec.window)
+        for ours, theirs in zip(
+            units.cache.planes(layer, first, tokens), whole.cache.planes(layer, first, tokens), strict=True
+        ):
+            difference = mx.abs(ours.astype(mx.float32) - theirs.astype(mx.float32))
+            assert float(mx.max(difference)) <= budget("planes_f16_kv") * float(mx.max(mx.abs(theirs)))
+    expected = greedy(wide, whole, prompt[-1], 30)
+    assert greedy(wide, units, prompt[-1], 30) == expected
+    assert len(set(expected)) > 5
+
+
+def test_a_prefill_that_is_told_to_stop_keeps_its_units(wide: MlxDecoder) -> None:
+    layers = [0]
+
+    def go_on() -> bool:
+        layers[0] += 1
+        return layers[0] < 8
+
+    events: list[Event] = []
+    staging = Staging(wide.geometry, slots=1, slot_nbytes=64, wake=lambda: None)
+    workshop = Workshop(wide, staging, UNITS_GRID, pace=Fixed())
+    request = GenerationRequest("r", some_prompt(500), 1)
+    prefilling = Prefilling(workshop, request, events.append, None, "", go_on=go_on)
+    for _ in range(3):
+        prefilling.advance()
+    # Three of four layers are asked about; the eighth asked is the second of the third unit.
+    assert (layers[0], prefilling.cache.length) == (8, 256)
+    assert events == [PrefillProgress(128, 499), PrefillProgress(256, 499)]

@@ -66,11 +66,13 @@ def as_bits(x: mx.array) -> np.ndarray:
     return np.array(mx.contiguous(x).view(mx.uint16))
 
 
+@pytest.mark.parametrize("by_mlx", [False, True])
 @pytest.mark.parametrize("element", list(ElementType))
-def test_planes_written_by_another_thread_are_installed_exactly(element: ElementType) -> None:
+def test_planes_written_by_another_thread_are_installed_exactly(element: ElementType, *, by_mlx: bool) -> None:
     """Slots are refilled with other bytes as soon as they are free; no installed plane may change afterwards."""
     chunks = 30
     staging = Staging(Geometry.of(SPEC, element), slots=2, slot_nbytes=SLOT_NBYTES, wake=lambda: None)
+    staging.pool.direct = not by_mlx
     cache = KVCache(SPEC, mx.float32, element)
     random = np.random.default_rng(5)
     planes = [[(bits(random, CHUNK), bits(random, CHUNK)) for _ in range(LAYERS)] for _ in range(chunks)]
@@ -191,3 +193,45 @@ def test_planes_older_than_the_window_are_refused() -> None:
     geometry, chunks = scheduled((16, None, 16), held=0, grid=40)
     with pytest.raises(StagedChunkInvalid, match="layer 0 goes on at 23, expected 24"):
         check_chunk(as_staged(chunks[0], shift=-1), geometry, 0, 100)
+
+
+@pytest.mark.parametrize("by_mlx", [False, True])
+def test_planes_that_lie_beside_the_slot_are_installed_from_there(*, by_mlx: bool) -> None:
+    staging = Staging(Geometry.of(SPEC, ElementType.F16), slots=1, slot_nbytes=SLOT_NBYTES, wake=lambda: None)
+    staging.pool.direct = not by_mlx
+    random = np.random.default_rng(3)
+    planes = [(bits(random, CHUNK), bits(random, CHUNK)) for _ in range(LAYERS)]
+    layout = pieces(0, CHUNK)
+    memory = memoryview(bytearray(SLOT_NBYTES))
+    fill(StagingSlot(9, memory), layout, planes, 0)
+    slot = staging.pool.acquire(1.0)
+    assert slot is not None
+    cache = KVCache(SPEC, mx.float32, ElementType.F16)
+    staging.install(StagedChunk(0, CHUNK, slot, layout, beside=memory.toreadonly()), cache, CHUNK)
+    memory[:] = bytes(SLOT_NBYTES)
+    for layer, (k, v) in enumerate(planes):
+        for ours, theirs in zip(cache.planes(layer, 0, CHUNK), (k, v), strict=True):
+            assert np.array_equal(as_bits(ours), theirs)
+
+
+@pytest.mark.parametrize("by_mlx", [False, True])
+def test_windows_are_installed_alike_by_either_way(*, by_mlx: bool) -> None:
+    """Chunk after chunk into sliding layers, in pieces, with rows that are pushed out."""
+    window, total = 40, 8 * CHUNK
+    spec = replace(SPEC, layers=(LayerSpec(None, window), LayerSpec(None, None), LayerSpec(None, window)))
+    staging = Staging(Geometry.of(spec, ElementType.F16), slots=1, slot_nbytes=SLOT_NBYTES, wake=lambda: None)
+    staging.pool.direct = not by_mlx
+    random = np.random.default_rng(4)
+    planes = [(bits(random, total), bits(random, total)) for _ in range(LAYERS)]
+    cache = KVCache(spec, mx.float32, ElementType.F16)
+    for start in range(0, total, CHUNK):
+        slot = staging.pool.acquire(1.0)
+        assert slot is not None
+        layout = pieces(start, start + CHUNK)
+        fill(slot, layout, planes, 0)
+        staging.install(StagedChunk(start, start + CHUNK, slot, layout), cache, total)
+        staging.pool.release(slot)
+        for layer, (k, v) in enumerate(planes):
+            first = 0 if layer == 1 else max(0, start + CHUNK - window)
+            for ours, theirs in zip(cache.planes(layer, first, start + CHUNK), (k, v), strict=True):
+                assert np.array_equal(as_bits(ours), theirs[first : start + CHUNK])

@@ -1,0 +1,162 @@
+"""What HTTP and scheduling cost: a node's streamed answer, seen by its client, against the engine's batch alone.
+
+`python -m bench.http --help` lists the options. The same weights in f32, the same prompt, BLAS and threads, rounds
+that interleave, one client. The result is refused when the tokens differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.batch import Options as NodeOptions
+from bench.batch import prompts, start_ours
+from bench.driver import BenchError, Goal, Peer, Samples, judge, machine, table, write_result
+from muser_wire.errors import WireError
+from muser_wire.home import muser_home
+from muser_wire.model.fetch import fetched_path
+from muser_wire.model.tokenizer import load_tokenizer
+
+ENGINE, CLIENT = "engine", "client over HTTP"
+MOST_A_TOKEN = 1.05
+"""How many times the engine's own time a token may take at the client."""
+
+MOST_TO_FIRST = 1.2
+"""How many times the engine's own time the first token of a short prompt may take at the client."""
+
+ANSWER_S = 300.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: its text, seconds to the first token, seconds from the first to the last."""
+
+    text: str
+    first_s: float
+    rest_s: float
+
+
+class Client:
+    """Streams completions from a node."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def ask(self, text: str, tokens: int) -> Answer:
+        """Return a greedy answer, timed from the request to each of its chunks.
+
+        Raises:
+            BenchError: the node refused, or gave another number of tokens.
+        """
+        body: dict[str, object] = {
+            "model": "muser",
+            "prompt": text,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+        with closing(connection):
+            return self._read(connection, body, tokens)
+
+    def _read(self, connection: http.client.HTTPConnection, body: dict[str, object], tokens: int) -> Answer:
+        began = time.perf_counter()
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise BenchError(f"the node answers {response.status}: {response.read()[:500]!r}")
+        at: list[float] = []
+        text, told = "", 0
+        for line in response:
+            if line.startswith(b"data: {"):
+                chunk = json.loads(line[6:])
+                piece = "".join(choice["text"] for choice in chunk["choices"])
+                at += [time.perf_counter()] if piece else []
+                text += piece
+                told = (chunk.get("usage") or {}).get("completion_tokens", told)
+        if told != tokens:
+            raise BenchError(f"{told} tokens were answered, not {tokens}")
+        return Answer(text, at[0] - began, at[-1] - at[0])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = argparse.ArgumentParser(prog="bench.http", description=__doc__)
+    parser.add_argument("--model", type=Path, help="GGUF file of a llama model; without it the fetched smollm2")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each")
+    parser.add_argument("--threads", type=int, default=1, help="BLAS threads: the rest of the machine is the client's")
+    parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+    args = parser.parse_args(argv)
+    host = machine()
+    try:
+        with ExitStack() as stack:
+            first, rest = measure(args, stack)
+    except (BenchError, WireError) as error:
+        print(f"bench.http: {error}", file=sys.stderr)
+        return 1
+    rows = [
+        [name, f"{first.median(name) * 1e3:.1f}", f"{rest.median(name) * 1e3 / (args.tokens - 1):.2f}"]
+        for name in (ENGINE, CLIENT)
+    ]
+    print(table(["", "ms to the first token", "ms a token after it"], rows))
+    if args.out is not None:
+        write_result(args.out, host, unit="seconds", threads=args.threads, first=first, rest=rest)
+    return judge(
+        [
+            Goal(
+                f"engine's time a token, of the client's; 1/{MOST_A_TOKEN}",
+                1 / MOST_A_TOKEN,
+                rest.ratio(ENGINE, CLIENT),
+            ),
+            Goal(
+                f"engine's time to the first, of the client's; 1/{MOST_TO_FIRST}",
+                1 / MOST_TO_FIRST,
+                first.ratio(ENGINE, CLIENT),
+            ),
+        ]
+    )
+
+
+def measure(args: argparse.Namespace, stack: ExitStack) -> tuple[Samples, Samples]:
+    """Return the seconds to the first token and after it, of both, in turn.
+
+    Raises:
+        BenchError: the answers differ.
+    """
+    model = args.model or fetched_path("smollm2", muser_home())
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    options = NodeOptions(model, args.tokens, args.rounds, 1, args.threads, False, Path(), None)
+    client = Client(start_ours(options, folder, stack).port)
+    engine = Peer(ENGINE, "ours_decode.py", Path(sys.executable), args.threads)
+    stack.callback(engine.close)
+    engine.call("load", model=str(model.absolute()))
+    (ids,) = prompts(model, 1)
+    tokenizer = load_tokenizer(model)
+    text = tokenizer.decode(ids)
+    first: dict[str, list[float]] = {ENGINE: [], CLIENT: []}
+    rest: dict[str, list[float]] = {ENGINE: [], CLIENT: []}
+    for counted in (False, *[True] * args.rounds):
+        told = engine.call("decode", ids=ids, tokens=args.tokens)
+        seen = client.ask(text, args.tokens)
+        if tokenizer.decode(told["tokens"]) != seen.text:
+            raise BenchError("the node's answer is not the engine's")
+        if counted:
+            first[ENGINE].append(told["prefill_s"])
+            rest[ENGINE].append(told["seconds"])
+            first[CLIENT].append(seen.first_s)
+            rest[CLIENT].append(seen.rest_s)
+    return tuple(Samples({name: tuple(values) for name, values in each.items()}) for each in (first, rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
