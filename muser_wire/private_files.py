@@ -1,4 +1,4 @@
-"""Private files: published whole or not at all, and refused when others could have read or written them.
+"""Files that are published whole or not at all; private ones are refused when others could have read or written them.
 
 A reader sees the old content or the new, never half of it: the content is written beside the file,
 synced, and renamed over it; then the folder is synced, so that the new name outlives a power cut.
@@ -46,6 +46,20 @@ def publish_private(path: Path, content: bytes, *, keep_existing: bool = False) 
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Replace a file that is for everybody, whole or not at all, with the mode that the umask gives; not synced.
+
+    Raises:
+        OSError: it cannot be written; what was there before is unchanged, and nothing half-written lies beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_private(path: Path, at_most: int) -> bytes:

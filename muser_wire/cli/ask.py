@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -43,14 +44,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A decode node's HTTP port on loopback."""
+    """A decode node's HTTP port. `key` is shown where the node wants one; `tls` None: plain HTTP."""
 
     port: int
+    host: str = "127.0.0.1"
+    key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
         """The address that a client is given."""
-        return f"http://127.0.0.1:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
 
     def model_id(self) -> str:
         """Return the name of the served model.
@@ -63,6 +68,21 @@ class Endpoint:
                 return str(json.load(response)["data"][0]["id"])
             except (ValueError, LookupError, TypeError) as error:
                 raise AskFailed(f"{self.url}/v1/models gave no model: {error}") from error
+
+    def explain_cache(self, body: JsonObject) -> JsonObject:
+        """Return what the node says of the prompt that a body asks for: which blocks of it are held.
+
+        Raises:
+            AskFailed: the request was refused, or there was no usable answer.
+        """
+        with self._request("POST", "/explain-cache", body) as response:
+            try:
+                answer = json.load(response)
+            except ValueError as error:
+                raise AskFailed(f"{self.url}/explain-cache gave no JSON: {error}") from error
+        if not isinstance(answer, dict):
+            raise AskFailed(f"{self.url}/explain-cache gave no JSON object")
+        return answer
 
     def ask(self, prompt: str, max_tokens: int, on_text: Callable[[str], None]) -> Answer:
         """Send one user message, greedy; call `on_text` with each piece of text as it comes; return the whole.
@@ -89,13 +109,22 @@ class Endpoint:
         with self._request("POST", "/v1/chat/completions", body) as response:
             yield from events(response)
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.tls is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.tls)
+
+    def _headers(self) -> dict[str, str]:
+        shown = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+        return {"content-type": "application/json", **shown}
+
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: JsonObject | None) -> Iterator[http.client.HTTPResponse]:
         """Yield a response of status 200. Errors of the connection while it is read are mapped too."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_TIMEOUT_S)
+        connection = self._connection()
         try:
             payload = None if body is None else json.dumps(body)
-            connection.request(method, path, payload, {"content-type": "application/json"})
+            connection.request(method, path, payload, self._headers())
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise AskFailed(f"{method} {path}: HTTP {response.status}: {error_text(response.read())}")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from muser_wire.cli.ask import Answer, AskFailed, Endpoint, JsonObject, json_object
+from muser_wire.cli import endpoint
+from muser_wire.cli.ask import Answer, AskFailed, JsonObject, json_object
 from muser_wire.cli.progress import BAR_CELLS
 
-DEFAULT_PORT = 4949
 PROMPT, MORE = "> ", ". "
 HELP = "A line is a message; a backslash at its end continues it. /new starts over, /quit or Ctrl-D ends."
 
@@ -22,9 +22,7 @@ HELP = "A line is a message; a backslash at its end continues it. /new starts ov
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare `muser chat`."""
     parser = commands.add_parser("chat", help="talk to a running decode node")
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"HTTP port on loopback (default: {DEFAULT_PORT})"
-    )
+    endpoint.add_arguments(parser)
     parser.add_argument("--system", default="", help="what the model is told before the conversation")
     parser.add_argument(
         "--max-tokens", type=int, help="length of each answer, in tokens (default: the model's context)"
@@ -36,14 +34,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the input ends; return the exit status."""
-    endpoint = Endpoint(arguments.port)
+    node = endpoint.endpoint(arguments)
     options = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "seed")}
     wanted: JsonObject = {name: value for name, value in options.items() if value is not None}
-    conversation = Conversation(endpoint.model_id(), arguments.system, wanted)
+    conversation = Conversation(node.model_id(), arguments.system, wanted)
     interactive = sys.stdin.isatty()
     if interactive:
         edit_lines()
-        print(f"{conversation.model} at {endpoint.url}. {HELP}")
+        print(f"{conversation.model} at {node.url}. {HELP}")
     screen = Screen(sys.stdout)
     for message in messages(lambda prompt: input(prompt if interactive else "")):
         if message == "/new":
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         elif message == "/help":
             print(HELP)
         else:
-            take_turn(conversation, endpoint.chunks, screen, message)
+            take_turn(conversation, node.chunks, screen, message)
     return 0
 
 

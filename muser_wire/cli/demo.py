@@ -15,6 +15,7 @@ from muser_wire.cli.show import Wrapped, answers_table, bold, terminal_width
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
 from muser_wire.model.fetch import fetch
+from muser_wire.numerics import Lane
 
 REMOTE = "remote"
 LOCAL = "local"
@@ -62,6 +63,12 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that every command has which starts both nodes."""
     parser.add_argument("--model", default="smollm2", help="a name that `muser model fetch` takes, or a path")
     parser.add_argument("--start-timeout", type=float, default=180.0, help="seconds for each node to become ready")
+    parser.add_argument(
+        "--lane",
+        choices=[lane.value for lane in Lane],
+        default=Lane.NATIVE.value,
+        help="arithmetic of both nodes: native in float32, or the same bytes on every machine (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,9 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with termination_as_interrupt():
             model = fetch(arguments.model, muser_home(), Meter(sys.stderr))
-            show(
-                PairOptions(model, folder, start_timeout_s=arguments.start_timeout, route=REMOTE), arguments.max_tokens
+            # The second answer would be warm if the first one were kept, and would show nothing of the fallback.
+            options = PairOptions(
+                model,
+                folder,
+                start_timeout_s=arguments.start_timeout,
+                route=REMOTE,
+                lane=Lane(arguments.lane),
+                cache_memory_mb=0,
             )
+            show(options, arguments.max_tokens)
     except KeyboardInterrupt:
         say("", "Interrupted; both nodes are stopped.")
         return 130
@@ -152,7 +166,7 @@ def compare(first: Answer, second: Answer) -> None:
     if not first.text:
         raise DemoFailed("the answers are empty")
     if first.text != second.text:
-        raise DemoFailed("the two answers differ, which greedy decoding in float32 does not explain")
+        raise DemoFailed("the two answers differ, which greedy decoding does not explain")
     say("  The two answers are equal, character for character.")
     wrapped("Both nodes share one CPU here, so the times only show that it works: neither way is meant to win.")
     say("")

@@ -6,10 +6,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from muser_wire.cli.interface import Interface
+from muser_wire.doctor.finding import Finding, Numbers, Verdict
 from muser_wire.errors import TransportError
 from muser_wire.messages import encode_stream_request
 from muser_wire.probe import (
@@ -36,26 +35,6 @@ GOOD_ROUND_TRIP_S = 0.002
 POOR_ROUND_TRIP_S = 0.010
 LEAST_MTU = 1500
 JUMBO_MTU = 9000
-
-
-class Verdict(StrEnum):
-    """What a number means for a handoff."""
-
-    OK = "ok"
-    WARN = "warn"
-    BAD = "bad"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. `value` is for people, `numbers` for programs; `advice` says what to do, or is empty."""
-
-    name: str
-    verdict: Verdict
-    value: str
-    advice: str = ""
-    numbers: dict[str, float | str | bool | None] = field(default_factory=dict)
 
 
 class LinkProbe:
@@ -107,7 +86,7 @@ def judge_throughput(nbytes: int, seconds: float, way: Interface | None) -> Find
     """Judge a stream of `nbytes` against the rate that the interface claims."""
     rate = nbytes / seconds
     value = f"{rate / 1e9:.3f} GB/s"
-    numbers: dict[str, float | str | bool | None] = {"bytes_per_s": rate, "nbytes": nbytes}
+    numbers: Numbers = {"bytes_per_s": rate, "nbytes": nbytes}
     if way is None or way.is_loopback or way.speed_bits is None:
         return Finding("throughput", Verdict.UNKNOWN, value, "the interface does not tell its own rate", numbers)
     share = rate * 8 / way.speed_bits
@@ -124,7 +103,7 @@ def judge_round_trip(samples: Sequence[float]) -> Finding:
     median = statistics.median(samples)
     p99 = sorted(samples)[min(len(samples) - 1, len(samples) * 99 // 100)]
     value = f"median {median * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms"
-    numbers: dict[str, float | str | bool | None] = {"median_s": median, "p99_s": p99}
+    numbers: Numbers = {"median_s": median, "p99_s": p99}
     if median > POOR_ROUND_TRIP_S:
         advice = "this is no local network: use a cable, one switch, no VPN"
         return Finding("round trip", Verdict.BAD, value, advice, numbers)
@@ -137,7 +116,7 @@ def judge_round_trip(samples: Sequence[float]) -> Finding:
 def judge_idle(burst_s: float, after_idle_s: float, idle_s: float) -> Finding:
     """Judge the first burst after silence against one on a link that is awake: links that save energy wake slowly."""
     value = f"burst {burst_s * 1e3:.1f} ms; after {idle_s:g} s of silence {after_idle_s * 1e3:.1f} ms"
-    numbers: dict[str, float | str | bool | None] = {
+    numbers: Numbers = {
         "burst_s": burst_s,
         "after_idle_s": after_idle_s,
         "idle_s": idle_s,
@@ -154,7 +133,7 @@ def judge_route(way: Interface | None) -> Finding:
     if way is None:
         return Finding("route", Verdict.UNKNOWN, "not known", "the system's routing tool did not answer")
     value = f"{way.name} from {way.source or 'an unknown address'}" + (f" through {way.gateway}" if way.gateway else "")
-    numbers: dict[str, float | str | bool | None] = {
+    numbers: Numbers = {
         "interface": way.name,
         "source": way.source,
         "gateway": way.gateway,
@@ -172,7 +151,7 @@ def judge_mtu(way: Interface | None) -> Finding:
     """Judge the interface's MTU; what lies between is not looked at."""
     if way is None or way.mtu is None:
         return Finding("mtu", Verdict.UNKNOWN, "not known", "the system did not tell")
-    numbers: dict[str, float | str | bool | None] = {"mtu": way.mtu}
+    numbers: Numbers = {"mtu": way.mtu}
     if way.mtu < LEAST_MTU:
         advice = f"below {LEAST_MTU}: a tunnel or VPN is in the way, or a setting is wrong"
         return Finding("mtu", Verdict.WARN, f"{way.mtu} bytes", advice, numbers)

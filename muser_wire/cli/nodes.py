@@ -19,6 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muser_wire.errors import WireError
+from muser_wire.numerics import Lane
+from muser_wire.settings.keys import NO_FILE
+
+NODE_VARIABLES = ("MUSER_PREFILL_", "MUSER_DECODE_")
+"""What the variables begin with that set up the user's own nodes."""
 
 PR_SET_PDEATHSIG = 1
 """Linux's prctl option: the signal that a child gets when the thread that forked it ends."""
@@ -51,8 +56,9 @@ class NodeFailed(WireError):
 class PairOptions:
     """How the two nodes are started. `folder` takes ready files and logs; `http_port` 0 is any free one.
 
-    Both compute in float32, where an answer does not depend on which node prefilled. `route` is the
-    consumer's policy: auto, remote or local.
+    In the native lane both compute in `dtype`: float32, where an answer does not depend on which node prefilled.
+    `route` is the consumer's policy: auto, remote or local. `cache_memory_mb` is what each may keep of computed
+    prompts, None its own default; 0 where the same prompt shall go the same way twice.
     """
 
     model: Path
@@ -60,8 +66,10 @@ class PairOptions:
     http_port: int = 0
     start_timeout_s: float = 180.0
     route: str = "auto"
+    lane: Lane = Lane.NATIVE
     dtype: str = "f32"
     kv: str = "f16"
+    cache_memory_mb: int | None = None
     threads: int = field(default_factory=lambda: threads_per_node(os.cpu_count() or 1))
 
 
@@ -185,9 +193,13 @@ class Pair:
 
     def _command(self, module: str, *addresses: str) -> list[str]:
         o = self.options
-        numerics = ["--dtype", o.dtype, "--kv", o.kv, "--threads", str(o.threads)]
-        drain = ["--drain-s", str(DRAIN_S)]
-        return [sys.executable, "-m", module, "serve", "--model", str(o.model), *addresses, *numerics, *drain]
+        types = ["--dtype", o.dtype, "--kv", o.kv] if o.lane is Lane.NATIVE else []
+        numerics = ["--lane", o.lane.value, *types, "--threads", str(o.threads)]
+        kept = [] if o.cache_memory_mb is None else ["--cache-memory-mb", str(o.cache_memory_mb)]
+        sizes = ["--drain-s", str(DRAIN_S), *kept]
+        # The two show what the flags here say, whatever the user's own nodes are configured to do.
+        command = [sys.executable, "-m", module, "serve", "--config", NO_FILE, "--model", str(o.model)]
+        return [*command, *addresses, *numerics, *sizes]
 
 
 @contextlib.contextmanager
@@ -224,10 +236,16 @@ def describe_exit(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
+def _environment() -> dict[str, str]:
+    """Return this process's environment without the settings of the user's own nodes."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(NODE_VARIABLES)}
+
+
 def _spawn(command: list[str], output: int) -> subprocess.Popen[bytes]:
     """Start a node in a session of its own, so that Ctrl-C reaches the command alone, which then stops the nodes."""
     return subprocess.Popen(
         command,
+        env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from muser_wire.cli.show import bold
@@ -26,6 +26,8 @@ from muser_wire.pairing.credentials import (
 from muser_wire.pairing.errors import ExchangeError, PairingError
 from muser_wire.pairing.exchange import NONCE_NBYTES, Exchange, Side, State
 from muser_wire.pairing.store import HOST, Peer, PeerStore
+from muser_wire.private_files import publish
+from muser_wire.transport import discovery
 from muser_wire.transport.pairing import PairingLink, PairingPort, call
 
 DEFAULT_PORT = 4952
@@ -104,16 +106,45 @@ def _add_own(parser: argparse.ArgumentParser, default: Role | None = None) -> No
 
 
 def run_how(arguments: argparse.Namespace) -> int:
-    """Print how to pair."""
+    """Print how to pair, and who announces itself on the local link. Nothing connects to anybody."""
     print(HOW)
+    if not discovery.available():
+        print(f"\nTo see here who is on the link: {discovery.HINT}")
+        return 0
+    print("\nSeen on this link (what they say of themselves):")
+    sys.stdout.flush()
+    seen = discovery.look()
+    print("\n".join(map(_shown, seen)) if seen else "    nobody")
     return 0
+
+
+def _shown(seen: discovery.Seen) -> str:
+    where = ", ".join(f"{address}:{seen.port}" for address in seen.addresses) or f"port {seen.port}"
+    if seen.kind is discovery.Kind.PAIRING:
+        return f"    {seen.name} waits for `muser pair connect` at {where}"
+    return f"    {seen.name} prefills at {where}" + (f", key {seen.fingerprint}" if seen.fingerprint else "")
+
+
+def _announce(announcement: contextlib.ExitStack, arguments: argparse.Namespace, port: int) -> None:
+    """Say on the link that this machine waits, where somebody could come from and the package for it is there."""
+    if not discovery.available() or not discovery.reachable(arguments.host):
+        return
+    at = (arguments.host, port)
+    try:
+        announcement.enter_context(
+            discovery.announced(discovery.Kind.PAIRING, arguments.name or socket.gethostname(), at, "")
+        )
+    except TransportError as error:
+        print(f"Nobody will see this machine by itself ({error}); that does no harm.")
 
 
 def run_listen(arguments: argparse.Namespace) -> int:
     """Wait for the other machine, compare codes, store it."""
     own = _own(arguments)
     port = PairingPort(arguments.host, arguments.port)
+    announcement = contextlib.ExitStack()
     try:
+        _announce(announcement, arguments, port.port)
         _say_own(own)
         print(
             f"Listening on {arguments.host} port {port.port}. On the other machine: muser pair connect HOST:{port.port}"
@@ -135,6 +166,7 @@ def run_listen(arguments: argparse.Namespace) -> int:
                     print(f"A caller from {host or 'an address that is gone'} failed ({error}); still listening.")
                     _turn_away(exchange, link, error)
     finally:
+        announcement.close()
         port.close()
     raise PairingError(f"{MAX_CALLERS} callers failed: something else calls this port")
 
@@ -142,7 +174,7 @@ def run_listen(arguments: argparse.Namespace) -> int:
 def _turn_away(exchange: Exchange, link: PairingLink, error: WireError) -> None:
     """Tell a Muser whose card or clock cannot be accepted; what is no Muser would not understand."""
     if isinstance(error, PairingError):
-        with suppress(TransportError):
+        with contextlib.suppress(TransportError):
             link.send(exchange.decline(error))
 
 
@@ -213,8 +245,11 @@ def run_export(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         sys.stdout.write(text.decode("ascii"))
         return 0
+    file: Path = arguments.file
+    # What is no file, such as a pipe, cannot be replaced.
+    write = Path.write_bytes if file.exists() and not file.is_file() else publish
     try:
-        arguments.file.write_bytes(text)
+        write(file, text)
     except OSError as error:
         raise PairingError(f"{arguments.file} cannot be written: {error.strerror or error}") from error
     print(f"Wrote {arguments.file}. On the other machine: muser pair import {arguments.file.name}")

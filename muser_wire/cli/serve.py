@@ -29,6 +29,7 @@ from muser_wire.cli.show import bold
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
 from muser_wire.model.fetch import fetch
+from muser_wire.numerics import Lane
 
 DEFAULT_PORT = 4949
 
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
                 http_port=arguments.port,
                 start_timeout_s=arguments.start_timeout,
                 route=arguments.route,
+                lane=Lane(arguments.lane),
             )
             return serve(options, LogMux(say))
         except WireError as error:

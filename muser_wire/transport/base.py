@@ -48,8 +48,8 @@ class FrameStream(Protocol):
 class Channel(Protocol):
     """A consumer's connection to one producer."""
 
-    def describe(self, request: bytes, timeout_s: float) -> bytes:
-        """Ask what the producer is."""
+    def describe(self, request: bytes, timeout_s: float, *, wait: bool = False) -> bytes:
+        """Ask what the producer is. With `wait` one that cannot be reached is tried again until the time is over."""
 
     def open(self, request: bytes, timeout_s: float) -> bytes:
         """Ask for a handoff."""

@@ -43,6 +43,9 @@ DATA_THREADS = 32
 
 MESSAGE_SLACK_NBYTES = 4096
 
+CLOCK_KEY = "muser-unix-ms"
+"""Metadata of a probe's answer: the answering machine's clock, milliseconds since 1970 [8.4]."""
+
 KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
@@ -157,9 +160,9 @@ class GrpcChannel:
         self._data: tuple[int, Any] | None = None
         self._is_closed = False
 
-    def describe(self, request: bytes, timeout_s: float) -> bytes:
+    def describe(self, request: bytes, timeout_s: float, *, wait: bool = False) -> bytes:
         """See `Channel`."""
-        return self._ask("Describe", request, timeout_s)
+        return self._ask("Describe", request, timeout_s, wait=wait)
 
     def open(self, request: bytes, timeout_s: float) -> bytes:
         """See `Channel`."""
@@ -172,6 +175,23 @@ class GrpcChannel:
     def probe(self, request: bytes, timeout_s: float) -> bytes:
         """Ask for an echo [8.1]."""
         return self._ask("Probe", request, timeout_s)
+
+    def clock_offset_s(self, request: bytes, timeout_s: float) -> tuple[float, float] | None:
+        """Return how far the peer's clock is ahead of ours and by how much that may be off, in seconds, by one probe.
+
+        None: it does not tell its time [8.4].
+        """
+        call = self._control_channel().unary_unary(_method("Probe"))
+        before = time.time()
+        try:
+            _, answered = call.with_call(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            _raise_mapped(error)
+        after = time.time()
+        told = dict(answered.initial_metadata()).get(CLOCK_KEY, "")
+        if not str(told).isdecimal():
+            return None
+        return int(told) / 1e3 - (before + after) / 2, (after - before) / 2 + 1e-3
 
     def open_probe(self, request: bytes, timeout_s: float) -> bytes:
         """Ask for a stream of bytes that mean nothing [8.2]."""
@@ -191,10 +211,10 @@ class GrpcChannel:
                 self._data[1].close()
                 self._data = None
 
-    def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
+    def _ask(self, method: str, request: bytes, timeout_s: float, *, wait: bool = False) -> bytes:
         call = self._control_channel().unary_unary(_method(method))
         try:
-            return bytes(call(request, timeout=timeout_s))
+            return bytes(call(request, timeout=timeout_s, wait_for_ready=wait))
         except grpc.RpcError as error:
             if self._material is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
                 explain_failure(self._host, self._control_port, self._material)
@@ -296,10 +316,14 @@ def _control_methods(service: Service, probes: ProbeResponder, security: Securit
         peer = "" if security is None else calling_peer(security, context)
         return guarded(lambda raw: service.open(raw, peer))(request, context)
 
+    def echo(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.send_initial_metadata(((CLOCK_KEY, str(time.time_ns() // 1_000_000)),))
+        return guarded(probes.echo)(request, context)
+
     return {
         "Describe": grpc.unary_unary_rpc_method_handler(guarded(service.describe)),
         "Open": grpc.unary_unary_rpc_method_handler(open_for_peer),
-        "Probe": grpc.unary_unary_rpc_method_handler(guarded(probes.echo)),
+        "Probe": grpc.unary_unary_rpc_method_handler(echo),
         "OpenProbe": grpc.unary_unary_rpc_method_handler(guarded(probes.open)),
     }
 

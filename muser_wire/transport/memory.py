@@ -69,7 +69,7 @@ class MemoryChannel:
         self._service = service
         self._closed = False
 
-    def describe(self, request: bytes, timeout_s: float) -> bytes:
+    def describe(self, request: bytes, timeout_s: float, *, wait: bool = False) -> bytes:
         """See `Channel`; the timeout is not watched, as nothing here waits."""
         self._check_open()
         return self._service.describe(request)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muser_wire import private_files as files
-from muser_wire.private_files import KeyFileError, publish_private, read_private
+from muser_wire.private_files import KeyFileError, publish, publish_private, read_private
 
 STEPS = ("open", "fdopen", "fsync", "replace")
 
@@ -77,6 +77,21 @@ def test_a_full_disk_leaves_the_old_content_and_no_rest(
         with pytest.raises(KeyFileError, match="No space left on device"):
             publish_private(path, b"new")
     assert read_private(path, 10) == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_for_everybody_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    mask = os.umask(0o022)
+    try:
+        publish(path, b"old")
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o644
+    failing_at(0, OSError(errno.ENOSPC, "No space left on device"))(monkeypatch)
+    with pytest.raises(OSError, match="No space left on device"):
+        publish(path, b"new")
+    assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -24,7 +24,18 @@ def main() -> int:
     role = sys.argv.pop(1)
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
-    for flag in ("--model", "--host", "--dtype", "--kv", "--threads", "--ready-file", "--drain-s"):
+    for flag in (
+        "--config",
+        "--model",
+        "--host",
+        "--lane",
+        "--dtype",
+        "--kv",
+        "--threads",
+        "--ready-file",
+        "--drain-s",
+        "--cache-memory-mb",
+    ):
         parser.add_argument(flag)
     for flag in ("--control-port", "--data-port") if role == "prefill" else ("--port", "--producer", "--route"):
         parser.add_argument(flag)

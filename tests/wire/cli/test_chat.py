@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from muser_wire.cli import chat
-from muser_wire.cli.ask import AskFailed
+from muser_wire.cli.ask import AskFailed, Endpoint
 from muser_wire.cli.chat import Conversation, Screen, messages, take_turn
 
 
@@ -126,8 +125,8 @@ def test_a_failure_is_told_and_the_conversation_goes_on_without_it() -> None:
 
 
 def test_the_command_talks_to_a_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(chat.Endpoint, "model_id", lambda _self: "m")
-    monkeypatch.setattr(chat.Endpoint, "chunks", lambda _self, _body: (chunk for chunk in CHUNKS))
+    monkeypatch.setattr(Endpoint, "model_id", lambda _self: "m")
+    monkeypatch.setattr(Endpoint, "chunks", lambda _self, _body: (chunk for chunk in CHUNKS))
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/help\n/new\n"))
     from muser_wire.cli.__main__ import main
 

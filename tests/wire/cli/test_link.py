@@ -14,6 +14,7 @@ from muser_wire.cli.link import (
     judge_route,
     judge_throughput,
 )
+from muser_wire.doctor.finding import Finding
 
 GIGABIT = Interface("eth0", "10.0.0.1", mtu=1500, speed_bits=10**9, wireless=False, eee=False)
 
@@ -70,3 +71,27 @@ def test_energy_saving(eee: bool | None, verdict: str) -> None:
     found = judge_eee(Interface("enp1s0", eee=eee))
     assert found.verdict == verdict
     assert ("--set-eee enp1s0 eee off" in found.advice) == (verdict == "warn")
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        judge_throughput(99, 1.0, GIGABIT),
+        judge_throughput(1, 1.0, None),
+        judge_round_trip([0.003] * 100),
+        judge_round_trip([0.05] * 100),
+        judge_idle(0.010, 0.026, 45.0),
+        judge_idle(0.010, 2.0, 45.0),
+        judge_route(None),
+        judge_route(Interface("eth0", gateway="10.0.0.254")),
+        judge_route(Interface("wlan0", wireless=True)),
+        judge_mtu(None),
+        judge_mtu(Interface("eth0", mtu=1400)),
+        judge_eee(None),
+        judge_eee(Interface("eth0", eee=True)),
+    ],
+    ids=lambda finding: f"{finding.name}-{finding.verdict}",
+)
+def test_whatever_is_not_well_says_what_to_do_or_why_it_is_not_known(finding: Finding) -> None:
+    assert finding.verdict is not Verdict.OK
+    assert len(finding.advice) > 10

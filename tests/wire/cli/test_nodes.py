@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muser_wire.cli.nodes import Node, NodeFailed, PairOptions, describe_exit, running_pair, termination_as_interrupt
+from muser_wire.numerics import Lane
 
 FaultPicker = Callable[[str], None]
 
@@ -48,6 +49,18 @@ def test_both_start_and_both_are_gone_afterwards(fake_nodes: FaultPicker, tmp_pa
         assert pair.decode.ports["port"] > 0
         assert all(alive(pid) for pid in pids)
     assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("lane", "types"), [(Lane.NATIVE, "--lane native --dtype f32 --kv f16 "), (Lane.REFERENCE, "--lane reference ")]
+)
+def test_both_nodes_get_the_lane_and_only_the_native_one_types(
+    lane: Lane, types: str, fake_nodes: FaultPicker, tmp_path: Path
+) -> None:
+    with running_pair(PairOptions(Path("m.gguf"), tmp_path, lane=lane, threads=3)) as pair:
+        pair.start(ignore)
+        for node in pair.nodes:
+            assert f" {types}--threads 3 " in " ".join(map(str, node.process.args)) + " "
 
 
 def test_stop_returns_the_exit_codes_consumer_first(fake_nodes: FaultPicker, tmp_path: Path) -> None:

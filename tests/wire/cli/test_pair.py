@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +23,8 @@ from muser_wire.pairing.credentials import load_credentials
 from muser_wire.pairing.errors import ExchangeError, PairingError
 from muser_wire.pairing.exchange import Exchange, Side
 from muser_wire.pairing.store import PeerStore
+from muser_wire.pairing.trust import consumer_trust
+from muser_wire.transport import discovery
 from muser_wire.transport.pairing import PairingLink, call
 
 HOST = "127.0.0.2"
@@ -46,16 +49,31 @@ def muser(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 Started = Callable[..., subprocess.Popen[str]]
 
+# `muser`, killed as by a power cut in the moment before a file gets its name: FOLDER:ENDING.
+KILLED = """
+import os, signal, sys
+folder, ending = sys.argv.pop(1).split(":")
+for name in ("replace", "link"):
+    def call(source, target, real=getattr(os, name)):
+        if os.path.basename(os.path.dirname(target)) == folder and str(target).endswith(ending):
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(source, target)
+    setattr(os, name, call)
+from muser_wire.cli.__main__ import main
+sys.exit(main())
+"""
+
 
 @pytest.fixture
 def started() -> Iterator[Started]:
     """Start `muser pair` as a process on a machine."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    def start(home: Path, *arguments: str, killed_at: str | None = None) -> subprocess.Popen[str]:
+        program = ["-m", "muser_wire.cli"] if killed_at is None else ["-c", KILLED, killed_at]
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-u", "-m", "muser_wire.cli", "pair", *arguments],
+                [sys.executable, "-u", *program, "pair", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -82,11 +100,13 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     raise AssertionError("".join(lines))
 
 
-def meet(started: Started, folder: Path) -> tuple[subprocess.Popen[str], subprocess.Popen[str], str, str]:
+def meet(
+    started: Started, folder: Path, caller_killed_at: str | None = None
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str], str, str]:
     """Start both commands; return them at the question, and the codes that they show."""
     listener = started(folder / "p", "listen", "--host", HOST, "--port", "0", "--name", "gx10")
     port = read_until(listener, r"Listening on \S+ port (\d+)")[1]
-    caller = started(folder / "c", "connect", f"{HOST}:{port}", "--name", "mac")
+    caller = started(folder / "c", "connect", f"{HOST}:{port}", "--name", "mac", killed_at=caller_killed_at)
     return listener, caller, read_until(listener, CODE.pattern)[1], read_until(caller, CODE.pattern)[1]
 
 
@@ -109,6 +129,46 @@ def test_two_people_compare_a_code_and_both_machines_are_paired(tmp_path: Path, 
     assert [peer.card for peer in there] == [load_credentials(tmp_path / "p", Role.PREFILL).card()]
     assert there[0].host == HOST
     assert (here[0].card.name, there[0].card.name) == ("mac", "gx10")
+
+
+def test_a_kill_between_node_key_and_certificate_leaves_a_machine_that_can_pair(
+    tmp_path: Path, started: Started, muser: Muser
+) -> None:
+    home = tmp_path / "p"
+    killed = started(home, "export", "--role", "prefill", killed_at="keys:.certificates.json")
+    assert killed.wait(START_S) == -signal.SIGKILL
+    key = (home / "keys" / "prefill.ed25519").read_bytes()
+    assert not (home / "keys" / "prefill.certificates.json").exists()
+    assert "No peer is paired" in muser(home, "list")[1]
+    with pytest.raises(PairingError, match="no certificate as a prefill node"):
+        load_credentials(home, Role.PREFILL)
+    assert muser(home, "export", "--role", "prefill")[0] == 0
+    assert (home / "keys" / "prefill.ed25519").read_bytes() == key
+
+
+def test_a_kill_before_one_side_has_stored_the_other_is_named_there_and_pairing_again_heals_it(
+    tmp_path: Path, started: Started, muser: Muser
+) -> None:
+    """Both people agreed; the machine that called lost its power before its peer's file had a name."""
+    listener, caller, _, _ = meet(started, tmp_path, caller_killed_at="peers:.json")
+    assert listener.stdin is not None
+    listener.stdin.write("y\n")
+    listener.stdin.flush()
+    assert answer(caller, "y")[0] == -signal.SIGKILL
+    assert listener.wait(START_S) == 0
+    assert len(PeerStore(tmp_path / "p").read().peers) == 1
+    contents = PeerStore(tmp_path / "c").read()
+    assert (contents.peers, contents.damaged) == ((), ())
+    assert "No peer is paired" in muser(tmp_path / "c", "list")[1]
+    with pytest.raises(PairingError, match=r"no producer there is paired.*muser pair"):
+        consumer_trust(tmp_path / "c", HOST, time.time)
+    listener, caller, code, _ = meet(started, tmp_path)
+    listener.stdin.write("y\n")
+    listener.stdin.flush()
+    assert answer(caller, code)[0] == 0
+    assert listener.wait(START_S) == 0
+    assert [len(PeerStore(tmp_path / side).read().peers) for side in "pc"] == [1, 1]
+    assert consumer_trust(tmp_path / "c", HOST, time.time).material().trusted_pem
 
 
 @pytest.mark.parametrize("said", ["n", "", "000 000"])
@@ -333,3 +393,29 @@ def test_an_address_without_a_port_number_is_refused(tmp_path: Path, muser: Muse
     status, out = muser(tmp_path, "connect", address)
     assert status == 2
     assert "is not a port" in out
+
+
+def test_alone_it_says_how_and_lists_who_is_on_the_link(
+    tmp_path: Path, muser: Muser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear = discovery.look
+    monkeypatch.setattr(discovery, "look", lambda: hear(1.5, ["127.0.0.1"]))
+    with (
+        discovery.announced(discovery.Kind.PRODUCER, "gx10", ("127.0.0.1", 4950), "ab" * 16, ["127.0.0.1"]),
+        discovery.announced(discovery.Kind.PAIRING, "gx11", ("127.0.0.1", 4952), "", ["127.0.0.1"]),
+    ):
+        status, printed = muser(tmp_path)
+    assert status == 0
+    assert "muser pair listen" in printed
+    assert f"gx10 prefills at 127.0.0.1:4950, key {'ab' * 16}" in printed
+    assert "gx11 waits for `muser pair connect` at 127.0.0.1:4952" in printed
+    assert not (tmp_path / "peers").exists()
+
+
+def test_without_the_package_it_says_what_would_show_them(
+    tmp_path: Path, muser: Muser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    status, printed = muser(tmp_path)
+    assert status == 0
+    assert "muser[discovery]" in printed
