@@ -10,7 +10,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo serve test check soak fuzz bench proto vectors clean
+.PHONY: help setup demo serve test check soak fuzz exact device bench proto vectors clean
 
 help:  ## say what the targets do
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: export MKL_NUM_THREADS = 1
 test: $(STAMP)  ## fetch the two small models and run every test
 	@$(PY) -m muser_wire.cli model fetch smollm2
 	@$(PY) -m muser_wire.cli model fetch gemma3-270m
+	@$(install_systemd)
+	@$(install_chromium)
+	@$(install_triton)
 	@$(PY) -m pytest -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, house rules, docs
@@ -42,7 +45,19 @@ soak: $(STAMP)  ## 300 handoffs with random faults, twice
 	@MUSER_SOAK_ROUNDS=300 $(PY) -m pytest -q tests/nodes/test_soak.py $(ARGS)
 
 fuzz: $(STAMP)  ## every property test with many more examples, from a fresh seed
-	@MUSER_HYPOTHESIS=fuzz $(PY) -m pytest -q --timeout 3600 -m "not slow" $(or $(ARGS),tests/wire tests/decode)
+	@MUSER_HYPOTHESIS=fuzz $(PY) -m pytest -q --timeout 3600 -m "not slow" $(or $(ARGS),tests/wire tests/decode tests/exact/test_random_models.py)
+
+exact: export OMP_NUM_THREADS = 1
+exact: export OPENBLAS_NUM_THREADS = 1
+exact: export MKL_NUM_THREADS = 1
+exact: $(STAMP)  ## the reference lane's bytes from every library, in whatever chunks, over real handoffs: one table, in ten minutes or so
+	@$(PY) -m muser_wire.cli model fetch smollm2
+	@$(PY) -m muser_wire.cli model fetch gemma3-270m
+	@$(PY) tests/exact/table.py $(ARGS)
+
+device: $(STAMP)  ## on an NVIDIA GPU: admit the kernels, compare bytes with the CPU, measure; elsewhere say so
+	@$(PY) -m muser_wire.cli model fetch smollm2
+	@$(PY) -m muser_prefill.device $(ARGS)
 
 bench: $(STAMP)  ## measure against the peers, which go into an environment of their own
 	@$(PY) -m bench $(ARGS)
@@ -53,8 +68,9 @@ proto: $(STAMP)  ## write muser_wire/stubs again from proto/
 	&& for file in "$$out"/muser/v1/*; do \
 	    sed 's/^from muser\.v1 import/from muser_wire.stubs import/' "$$file" >"muser_wire/stubs/$${file##*/}"; done
 
-vectors: $(STAMP)  ## write the golden handoff of tests/vectors again
+vectors: $(STAMP)  ## write the golden handoff and the golden hashes again
 	@$(PY) tests/vectors/generate.py
+	@$(PY) tests/vectors/conformance.py
 
 clean:  ## remove what setup, tests and tools made here; fetched models stay
 	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -81,6 +97,36 @@ elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
         apt-get install -y -qq --no-install-recommends libopenblas0-pthread; } >/dev/null \
     || echo "muser: that failed; decoding works, slower. Later: apt-get install libopenblas0-pthread"; \
 else echo "muser: for faster decoding on Linux install OpenBLAS (Debian: libopenblas0-pthread)"; fi
+endef
+
+# The page is tested in a real browser, Debian's chromium. Without it those tests skip, and say so.
+define install_chromium
+if [ "$$(uname -s)" != Linux ] || command -v chromium >/dev/null; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "muser: installing chromium, in which the page is tested"; \
+    { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 \
+        apt-get install -y -qq --no-install-recommends chromium; } >/dev/null \
+    || echo "muser: that failed; the tests of the page will skip"; \
+else echo "muser: the tests of the page skip without chromium (Debian: chromium)"; fi
+endef
+
+# The unit is checked by systemd's own tool, whether systemd runs here or not. Without it those tests skip, and say so.
+define install_systemd
+if [ "$$(uname -s)" != Linux ] || command -v systemd-analyze >/dev/null; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "muser: installing systemd, whose systemd-analyze checks the unit"; \
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends systemd; } >/dev/null \
+    || echo "muser: that failed; the tests of the unit will skip"; \
+else echo "muser: the tests of the unit skip without systemd-analyze (Debian: systemd)"; fi
+endef
+
+# A torch with CUDA has brought it. Elsewhere it is 200 MB, so it comes with the tests that need it, not with every setup.
+define install_triton
+if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import triton' 2>/dev/null; then :; \
+else echo "muser: installing Triton, whose interpreter and compiler the tests of its kernels need"; \
+    $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[triton]" \
+    || echo "muser: that failed; the tests of the Triton kernels will skip"; fi
 endef
 
 $(STAMP): pyproject.toml constraints.txt
