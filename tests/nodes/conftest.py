@@ -26,6 +26,7 @@ from muser_decode.engine.request import (
     TokenEvent,
 )
 from muser_decode.node import DecodeNode, ServedModel
+from muser_decode.producers import Producers
 from muser_decode.router import RoutePolicy, Router
 from muser_prefill.decoder import TorchDecoder
 from muser_prefill.engine.scheduler import Scheduler
@@ -127,6 +128,11 @@ class Pair:
     producer: Producer
     server: GrpcServer | None = None
 
+    def use(self, client: ProducerClient) -> None:
+        """Let the node reach its producer by another client."""
+        self.client = client
+        self.node._producers._clients = {client.name: client}
+
     def stop(self) -> None:
         assert self.engine.stop()
         self.client.stop()
@@ -183,7 +189,7 @@ def start_pair(path: Path, producer: Producer, transport: str = "memory") -> Pai
     model = ServedModel(
         "tiny", frozenset(), load_tokenizer(path), checkpoint.spec.max_positions, created=1, identities=identities
     )
-    node = DecodeNode(model, engine, Router(RoutePolicy.REMOTE), client)
+    node = DecodeNode(model, engine, Producers(Router(RoutePolicy.REMOTE), [client], geometry, CHUNK_TOKENS))
     engine.start()
     client.refresh()
     return Pair(node, engine, client, service, producer, server)

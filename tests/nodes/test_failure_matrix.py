@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,10 +19,12 @@ from typing import Any
 import pytest
 
 from muser_wire.cli.nodes import Node, pause
+from muser_wire.model.tiny import write_tiny_llama
 
 START_S = 90.0
 ANSWER_S = 60.0
 COMES_BACK_S = 15.0
+SETTLE_S = 10.0
 
 SENTENCE = "The reader works through the text and the writer gives the answer, word by word. "
 LONG, SHORT = 38, 3
@@ -50,7 +53,7 @@ SLACK_S = 3.0
 """What an answer takes besides: the long prompt computed here and 12 tokens, 0.3 s when the cores are free."""
 
 GROWTH_NBYTES = 8 << 20
-"""What the decode node's process may gain over all failures. A leaked cache of the long prompt is 2,048 tokens of
+"""What a node's process may gain over all failures. A leaked cache of the long prompt is 2,048 tokens of
 1,536 bytes: nine of them are 27 MiB."""
 
 
@@ -92,7 +95,12 @@ def wait_for(what: Callable[[], bool], timeout_s: float, why: str) -> None:
 
 
 def resident_nbytes(node: Node) -> int:
-    pages = int(Path(f"/proc/{node.process.pid}/statm").read_text().split()[1])
+    return memory_nbytes(node, 1)
+
+
+def memory_nbytes(node: Node, column: int) -> int:
+    """Return a number of `/proc/PID/statm` in bytes: column 0 is address space, 1 is resident memory."""
+    pages = int(Path(f"/proc/{node.process.pid}/statm").read_text().split()[column])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -102,19 +110,22 @@ class Grid:
 
     model: Path
     folder: Path
+    max_rate: int = MAX_RATE
     control_port: int = field(default_factory=free_port)
     data_port: int = field(default_factory=free_port)
     started: list[Node] = field(default_factory=list)
     references: dict[int, str] = field(default_factory=dict)
     """Answers of the decode node alone, by the length of their prompt."""
 
-    level_nbytes: int = 0
-    """Resident memory of the decode node's process before the first failure."""
+    levels_nbytes: dict[str, int] = field(default_factory=dict)
+    """Resident memory of the first processes of both nodes before the first failure, by their names."""
 
     def start(self, name: str, module: str, *flags: str) -> Node:
         """Start a node; its name is its own, and `wait_ready` is the caller's."""
         numerics = ["--dtype", "f32", "--kv", "f16", "--threads", "1", "--chunk-tokens", str(CHUNK_TOKENS)]
-        shared = ["--model", str(self.model), "--host", "127.0.0.1", "--drain-s", "5", *numerics]
+        # Every failure is to meet a handoff, so nothing is kept of one prompt for the next.
+        sizes = ["--drain-s", "5", "--cache-memory-mb", "0"]
+        shared = ["--model", str(self.model), "--host", "127.0.0.1", *sizes, *numerics]
         node = Node(name, [sys.executable, "-m", module, "serve", *shared, *flags], self.folder, piped=False)
         self.started.append(node)
         return node
@@ -123,7 +134,7 @@ class Grid:
         """Start the producer, or start it again."""
         ports = ["--control-port", str(self.control_port), "--data-port", str(self.data_port)]
         name = f"prefill-{len(self.started)}"
-        flags = [*ports, "--max-rate", str(MAX_RATE), "--trace", str(self.trace(name))]
+        flags = [*ports, "--max-rate", str(self.max_rate), "--trace", str(self.trace(name))]
         self.producer = self.start(name, "muser_prefill", *flags)
         return self.producer
 
@@ -144,6 +155,33 @@ class Grid:
     def sent(self) -> int:
         """Chunks that the producer has sent since it started."""
         return self.trace(self.producer.name).read_text().count('"wire"')
+
+    def learn(self) -> None:
+        """Start both; note what the decode node answers alone, and what both hold after a short remote answer."""
+        decode = self.start_decode("decode")
+        decode.wait_ready(START_S, pause)
+        producer = self.start_producer()
+        for repeat in (SHORT, LONG):
+            alone = chat(decode.ports["port"], repeat)
+            assert alone.route == "local"
+            self.references[repeat] = alone.text
+        producer.wait_ready(START_S, pause)
+        self.ask_until_remote(decode.ports["port"])
+        self.levels_nbytes = {node.name: resident_nbytes(node) for node in self.started}
+
+    def ask_whole(self) -> None:
+        """Have the long prompt prefilled remotely to its end."""
+        whole = chat(self.started[0].ports["port"], LONG)
+        assert (whole.route, whole.text) == ("remote", self.references[LONG])
+        assert (LONG_CHUNKS - 1) * CHUNK_TOKENS < whole.account["remote_tokens"] <= LONG_CHUNKS * CHUNK_TOKENS
+
+    def check_levels(self, growth_nbytes: int = GROWTH_NBYTES) -> None:
+        """Check that those of the first processes that still run come to hold no more than before."""
+        for node in self.started:
+            if node.name in self.levels_nbytes and node.process.poll() is None:
+                most = self.levels_nbytes[node.name] + growth_nbytes
+                why = f"{node.name} keeps what its requests took"
+                wait_for(lambda node=node, most=most: resident_nbytes(node) < most, SETTLE_S, why)
 
     def ask_until_remote(self, port: int) -> None:
         """Ask until an answer is remote again; every one on the way is right."""
@@ -166,19 +204,9 @@ def grid(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         patch.setenv("MUSER_HOME", str(folder / "home"))
         grid = Grid(tiny_llama, folder)
         try:
-            decode = grid.start_decode("decode")
-            decode.wait_ready(START_S, pause)
-            producer = grid.start_producer()
-            for repeat in (SHORT, LONG):
-                alone = chat(decode.ports["port"], repeat)
-                assert alone.route == "local"
-                grid.references[repeat] = alone.text
-            producer.wait_ready(START_S, pause)
-            grid.ask_until_remote(decode.ports["port"])
-            whole = chat(decode.ports["port"], LONG)
-            assert (whole.route, whole.text) == ("remote", grid.references[LONG])
-            assert (LONG_CHUNKS - 1) * CHUNK_TOKENS < whole.account["remote_tokens"] <= LONG_CHUNKS * CHUNK_TOKENS
-            grid.level_nbytes = resident_nbytes(decode)
+            grid.learn()
+            grid.ask_whole()
+            grid.levels_nbytes = {node.name: resident_nbytes(node) for node in grid.started}
             yield grid
         finally:
             for node in grid.started:
@@ -239,7 +267,7 @@ def test_a_producer_that_fails(grid: Grid, kind: str, moment: int) -> None:
     own_s = LONG_CHUNKS * CHUNK_S if answer.route == "remote" else 0.0
     assert waited_s < bound_s + own_s + SLACK_S
     grid.ask_until_remote(port)
-    assert resident_nbytes(decode) - grid.level_nbytes < GROWTH_NBYTES
+    grid.check_levels()
 
 
 def check_route(answer: Answer, kind: str, moment: int) -> None:
@@ -281,3 +309,37 @@ def test_a_decode_node_that_fails_frees_the_producer(grid: Grid, number: signal.
             heir.kill()
         with pytest.raises((http.client.HTTPException, OSError)):
             asking.result(ANSWER_S)
+
+
+SPARE_NBYTES = 16 << 20
+"""Address space that the producer keeps for whatever else it does: a thread's stack, a message."""
+
+WIDE = {"layers": 6, "heads": 16, "kv_heads": 16, "head_dim": 128}
+"""Keys of the long prompt take 45 MB, and values as much: more than any allocator has in store."""
+
+
+@pytest.mark.slow
+def test_a_producer_whose_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system itself refuses it: the process may not grow. It says so at once, and lives."""
+    monkeypatch.setenv("MUSER_HOME", str(tmp_path / "home"))
+    write_tiny_llama(tmp_path / "wide", **WIDE)
+    grid = Grid(tmp_path / "wide", tmp_path, max_rate=0)
+    try:
+        grid.learn()
+        port, pid = grid.started[0].ports["port"], grid.producer.process.pid
+        limit_nbytes = memory_nbytes(grid.producer, 0) + SPARE_NBYTES
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit_nbytes, resource.RLIM_INFINITY))
+        answer = chat(port, LONG)
+        assert (answer.route, answer.text) == ("local", grid.references[LONG])
+        assert "prefill failed" in answer.account["reason"]
+        # The decode node took the time of a refusal to know; all else is its own prefill.
+        assert answer.account["timings"]["wire_s"] < DEAD_S
+        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        grid.ask_until_remote(port)
+        # Less than the cache of this prompt on either node: 90 MB on the producer, twice that here.
+        grid.check_levels(80_000_000)
+        grid.ask_whole()
+        assert grid.producer.process.poll() is None
+    finally:
+        for node in grid.started:
+            node.kill()

@@ -237,6 +237,22 @@ def test_requests_that_arrive_together_wait_their_turn_and_blame_nobody(pair: An
     assert [answer.report.route for answer in answers] == [Route.REMOTE] * len(prompts)
 
 
+def test_two_requests_with_one_id_do_not_meet(pair: Any) -> None:
+    """A handoff's id is made for it, so what a client calls its requests names nothing on the wire."""
+    from muser_decode.engine.request import GenerationRequest
+
+    prompts = [tuple(5 + (index * 37 + shift) % 200 for index in range(300)) for shift in range(2)]
+    alone = [pair.ask(prompt, tokens=4).tokens for prompt in prompts]
+    assert alone[0] != alone[1]
+    events: list[queue.Queue[Any]] = [queue.Queue() for _ in prompts]
+    for prompt, each in zip(prompts, events, strict=True):
+        pair.node.submit(GenerationRequest("same", prompt, 4), each.put)
+    answers = [pair.collect(each) for each in events]
+    assert [answer.tokens for answer in answers] == alone
+    assert [answer.report.route for answer in answers] == [Route.REMOTE] * 2
+    assert len({answer.report.handoff_id for answer in answers}) == 2
+
+
 @pytest.mark.parametrize("transport", ["memory", "grpc"])
 @pytest.mark.parametrize("family", ["gemma3", "muse_glimmer"])
 def test_sliding_windows_are_salvaged_at_every_chunk(tmp_path: Path, started: Any, family: str, transport: str) -> None:

@@ -91,6 +91,17 @@ def extend(place: int) -> Callable[[Forger], Frames]:
     return lambda forger: [*forger.frames[:place], forger.frames[place] + b"\x00", *forger.frames[place + 1 :]]
 
 
+def flip(place: int, byte: int, bit: int) -> Callable[[Forger], Frames]:
+    """Of a frame `byte` 3 is its header's kind, byte 5 its position."""
+
+    def forged(forger: Forger) -> Frames:
+        altered = bytearray(forger.frames[place])
+        altered[byte] ^= bit
+        return [*forger.frames[:place], bytes(altered), *forger.frames[place + 1 :]]
+
+    return forged
+
+
 def seal_early(segments: int) -> Callable[[Forger], Frames]:
     def forged(forger: Forger) -> Frames:
         producer = forger.producer()
@@ -191,6 +202,9 @@ CASES: list[Any] = [
     *(pytest.param(swap(p), KEPT[p], due(p, p + 1), id=f"swap-{p}") for p in PLACES[:-1]),
     *(pytest.param(truncate(p), KEPT[p], "does not fit the frame", id=f"truncate-{p}") for p in PLACES),
     *(pytest.param(extend(p), KEPT[p], "1 bytes follow the frame", id=f"extend-{p}") for p in PLACES),
+    *(pytest.param(flip(p, 3, 8), KEPT[p], "FrameHeader.kind", id=f"flip-kind-{p}") for p in PLACES),
+    *(pytest.param(flip(p, 5, 4), KEPT[p], due(p, p ^ 4), id=f"flip-position-{p}") for p in PLACES),
+    *(pytest.param(flip(p, -1, 1), KEPT[p], "not authentic", id=f"flip-tag-{p}") for p in PLACES),
     *(
         pytest.param(seal_early(n), KEPT[n + 1], f"sealed after {n} of 4 segments", id=f"seal-early-{n}")
         for n in range(SEGMENTS)

@@ -73,7 +73,7 @@ def test_paired_processes_answer_until_the_consumer_is_revoked(
     tiny_llama: Path, tmp_path: Path, homes: Homes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSER_HOME", "")
-    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1)
+    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1, cache_memory_mb=0)
     nodes = TwoMachines(options, homes)
     try:
         nodes.start(lambda node: None)
@@ -162,7 +162,7 @@ def joined(tiny_llama: Path, producer: Any, started: Any, homes: Homes) -> Itera
     server.start(service)
     joined = Joined(pair, homes, server, service)
     pair.client.stop()
-    pair.client = pair.node._client = joined.client(homes.consumer)
+    pair.use(joined.client(homes.consumer))
     yield joined
     server.stop(0)
 
@@ -203,7 +203,8 @@ def test_a_peer_that_is_not_let_in_reaches_no_ticket_and_is_told_why(
     else:
         PeerStore(joined.homes.producer).revoke(joined.homes.consumer_fingerprint(), time.time())
     joined.pair.client.stop()
-    client = joined.pair.client = joined.pair.node._client = joined.client(home)
+    client = joined.client(home)
+    joined.pair.use(client)
     status = client.refresh()
     assert status.state is ProducerState.REFUSED
     assert "unpaired" in status.reason

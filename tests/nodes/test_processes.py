@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def nodes(tiny_llama: Path, tmp_path: Path, home: Path) -> Iterator[Pair]:
     """Both nodes, ready; the producer is used whenever it is ready."""
-    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1)
+    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1, cache_memory_mb=0)
     with running_pair(options) as pair:
         pair.start(lambda node: None)
         yield pair
@@ -99,7 +99,7 @@ class SmallGrid(Pair):
 def test_a_producer_killed_in_the_middle_of_a_prefill_costs_no_answer(
     tiny_llama: Path, tmp_path: Path, home: Path
 ) -> None:
-    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1)
+    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1, cache_memory_mb=0)
     pair = SmallGrid(options, piped=False)
     try:
         pair.start(lambda node: None)
@@ -261,7 +261,7 @@ def test_a_producer_with_another_grid_is_refused_by_name_over_the_wire(
         def _prefill_command(self) -> list[str]:
             return [*super()._prefill_command(), "--chunk-tokens", "64"]
 
-    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1)
+    options = PairOptions(tiny_llama, tmp_path, start_timeout_s=START_S, route="remote", threads=1, cache_memory_mb=0)
     pair = OtherGrid(options, piped=False)
     try:
         pair.start(lambda node: None)

@@ -49,7 +49,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     model = fetched_path(request.param, muser_home())
     if not model.is_file():
         pytest.fail(f"{model} is missing: run `make test`, or `muser model fetch {request.param}` once", pytrace=False)
-    pair = SmallGrid(PairOptions(model, tmp_path, start_timeout_s=START_S, route="remote", threads=1), piped=False)
+    pair = SmallGrid(
+        PairOptions(model, tmp_path, start_timeout_s=START_S, route="remote", threads=1, cache_memory_mb=0), piped=False
+    )
     try:
         pair.start(lambda node: None)
         yield request.param, pair

@@ -32,6 +32,7 @@ from muser_decode.engine.request import (
 from muser_decode.keeper import Keeper
 from muser_decode.keeping import CacheSizes, open_keeper
 from muser_decode.node import DecodeNode, ServedModel
+from muser_decode.producers import Producers
 from muser_decode.router import RoutePolicy, Router
 from muser_prefill.decoder import TorchDecoder
 from muser_prefill.engine.scheduler import Scheduler
@@ -118,11 +119,16 @@ def identities_of(path: Path) -> Identities:
 
 @contextlib.contextmanager
 def running(
-    path: Path, *, memory: int = PLENTY, disk: Path | None = None, client: ProducerClient | None = None
+    path: Path,
+    *,
+    memory: int = PLENTY,
+    disk: Path | None = None,
+    client: ProducerClient | None = None,
+    reuse_decoded: bool = True,
 ) -> Iterator[Node]:
     checkpoint, identities = open_checkpoint(path), identities_of(path)
     geometry = Geometry.of(checkpoint.spec, ElementType.F16)
-    sizes = CacheSizes(memory, 0 if disk is None else PLENTY, disk or path)
+    sizes = CacheSizes(memory, 0 if disk is None else PLENTY, disk or path, reuse_decoded)
     with open_keeper(sizes, Consumer(checkpoint.spec, identities, geometry), "f32 dense") as keeper:
         engine = Engine(
             lambda: MlxDecoder(checkpoint, dtype=mx.float32, kv_element=ElementType.F16, packed=False),
@@ -135,9 +141,10 @@ def running(
             "tiny", frozenset(), load_tokenizer(path), checkpoint.spec.max_positions, created=1, identities=identities
         )
         policy = RoutePolicy.LOCAL if client is None else RoutePolicy.REMOTE
+        producers = Producers(Router(policy), [client] if client else [], geometry, CHUNK)
         engine.start()
         try:
-            yield Node(DecodeNode(model, engine, Router(policy), client, keeper), keeper)
+            yield Node(DecodeNode(model, engine, producers, keeper), keeper)
         finally:
             assert engine.stop()
 
@@ -232,6 +239,22 @@ def test_the_next_turn_goes_on_where_the_request_before_ended(model: Model, toke
         assert node.ask(second).tokens == warm.tokens
 
 
+def test_an_answer_is_prefilled_again_where_the_policy_says_so(model: Model) -> None:
+    with running(model.path, reuse_decoded=False) as node:
+        first = node.ask(PROMPT, 40)
+        second = (*PROMPT, *first.tokens, 9, 8, 7)
+        warm = node.ask(second)
+        assert warm.report.memory_tokens == (TOKENS if resumable_inside(model) else 96)
+        assert not warm.report.held_decoded
+        again = node.ask(second)
+        # What prefill has produced by now stands in the place of what decode had.
+        assert again.report.memory_tokens >= 128
+        assert not again.report.held_decoded
+        assert again.tokens == warm.tokens
+    with running(model.path, memory=0) as node:
+        assert node.ask(second).tokens == warm.tokens
+
+
 def test_the_same_prompt_again_is_warm(model: Model) -> None:
     with running(model.path) as node:
         node.ask(PROMPT)
@@ -242,6 +265,29 @@ def test_the_same_prompt_again_is_warm(model: Model) -> None:
         else:
             assert (again.report.route, again.report.memory_tokens) == (Route.LOCAL, 96)
         assert again.tokens == model.cold
+
+
+LENGTHS = (34, 47, 48, 49, 50, 63, 64, 65, 66, 67, 96, 97, 98)
+"""Prompts whose last held-back token lies before, on and after a boundary of the grid or a window's end."""
+
+
+def test_warm_equals_cold_for_prompts_around_the_edges_of_windows_and_chunks(model: Model, tmp_path: Path) -> None:
+    """Asked again, and as the beginning of a longer one, from memory and, after a restart, from disk alone."""
+    asked = [PROMPT[:length] for length in LENGTHS]
+    longer = [(*prompt, *OTHER[:5]) for prompt in asked]
+    with running(model.path, memory=0) as node:
+        cold = [node.ask(prompt, 4).tokens for prompt in (*asked, *longer)]
+    for index, prompt in enumerate(asked):
+        with running(model.path, disk=tmp_path / str(index)) as node:
+            node.ask(prompt, 4)
+            again, more = node.ask(prompt, 4), node.ask(longer[index], 4)
+            assert again.report.memory_tokens >= (len(prompt) - 1) // CHUNK * CHUNK
+            assert more.report.memory_tokens >= (len(prompt) - 1) // CHUNK * CHUNK
+            assert [again.tokens, more.tokens] == [cold[index], cold[len(asked) + index]]
+        with running(model.path, memory=0, disk=tmp_path / str(index)) as node:
+            again, more = node.ask(prompt, 4), node.ask(longer[index], 4)
+            assert again.report.disk_tokens >= (len(prompt) - 1) // CHUNK * CHUNK
+            assert [again.tokens, more.tokens] == [cold[index], cold[len(asked) + index]]
 
 
 def test_a_restart_goes_on_from_disk(model: Model, tmp_path: Path) -> None:

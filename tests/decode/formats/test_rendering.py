@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from read_deltas import called, together
 
 from muser_decode.formats.base import MessageFormat, PlainParser
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.choice import choose
-from muser_decode.formats.conversation import Call, Content, Message, Reasoning, Tool, ToolCall
+from muser_decode.formats.conversation import Content, Delta, Message, Reasoning, Tool, ToolCall
 from muser_decode.formats.tagged import TaggedParser
 from muser_decode.template import ChatTemplate
 
@@ -78,7 +80,7 @@ def test_what_chatml_writes_it_reads() -> None:
     text = rendered(CHATML, HISTORY, [F])
     body = text.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
     parser = choose(CHATML).parser([F], ChatTemplate(ByteTokenizer(CHATML)).style, "")
-    assert parser.feed(body) + parser.finish() == [Call("f", {"a": 1, "b": "x"}), Call("f", {})]
+    assert together(parser.feed(body) + parser.finish()) == [called("f", {"a": 1, "b": "x"}), called("f", {})]
 
 
 def test_gemma_has_no_system_turn_and_merges_turns_of_one_side() -> None:
@@ -110,6 +112,18 @@ def test_muse_writes_channels() -> None:
     assert plain.endswith(
         "<|start|>assistant to=user<|message|>b<|eot|><|start|>user<|message|>c<|eot|><|start|>assistant"
     )
+
+
+def test_what_muse_writes_it_reads() -> None:
+    text = rendered(MUSE, HISTORY, [F])
+    turn = text.split("<|start|>user<|message|>Go<|eot|><|start|>assistant")[1].split("<|start|>f<|message|>")[0]
+    parser = choose(MUSE).parser([F], ChatTemplate(ByteTokenizer(MUSE)).style, "")
+    deltas: list[Delta] = []
+    for piece in re.split(r"(<\|[a-z_]+\|>)", turn):
+        deltas += parser.control(piece) if piece in MUSE else parser.feed(piece)
+    assert together([*deltas, *parser.finish()]) == [
+        Reasoning("hm"), called("f", {"a": 1, "b": "x"}), called("f", {})
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("specials", [CHATML, GEMMA, MUSE], ids=["chatml", "gemma", "muse"])

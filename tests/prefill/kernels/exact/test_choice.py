@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import exact_kernels
+import numpy as np
 import pytest
 import torch
 from exact_kernels import CPU
@@ -64,9 +65,9 @@ class OtherOrder(CompiledProducts):
     def _turned(part: Any) -> Any:
         groups = 32 // part.group
         panels, _, outputs, two = part.weights.shape
-        weights = part.weights.view(panels, -1, 16, outputs, two).flip(1).reshape(part.weights.shape)
+        weights = np.flip(part.weights.reshape(panels, -1, 16, outputs, two), 1).reshape(part.weights.shape)
         scales = [
-            None if s is None else s.view(panels, -1, groups, outputs).flip(1).reshape(s.shape)
+            None if s is None else np.flip(s.reshape(panels, -1, groups, outputs), 1).reshape(s.shape)
             for s in (part.scales, part.offsets)
         ]
         return replace(part, weights=weights, scales=scales[0], offsets=scales[1])
