@@ -16,10 +16,13 @@ import mlx.core as mx
 import numpy as np
 import torch
 
+from muser_decode.engine.contract import Decoder
+from muser_decode.reference.compiled.decoder import CompiledDecoder
 from muser_decode.reference.decoder import ReferenceDecoder as MlxReferenceDecoder
 from muser_prefill.kernels.exact import ExactKernels
 from muser_prefill.kernels.exact.choice import choose_exact
 from muser_prefill.reference.decoder import TorchReferenceDecoder
+from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.quantize import quantize_model
 from muser_wire.model.spec import ModelSpec
@@ -27,6 +30,9 @@ from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.reference.arithmetic import Arithmetic
 from muser_wire.reference.canonical import CanonicalWeights, Weights
+from muser_wire.reference.compiled.build import shared_object
+from muser_wire.reference.compiled.library import load
+from muser_wire.reference.compiled.operations import Operations
 from muser_wire.reference.decoder import ReferenceDecoder
 
 TEXTS = Path(__file__).resolve().parent.parent / "bench" / "texts"
@@ -177,8 +183,22 @@ def torch_planes_run(weights: Any, chunks: Chunks, kernels: ExactKernels) -> Dig
 
 
 def mlx_run(weights: Weights, chunks: Chunks) -> Digests:
-    """Run the decode node's decoder; the last token, and each chunk of one, is decoded."""
-    decoder = MlxReferenceDecoder(weights)
+    """Run the decode node's decoder in MLX's operations; the last token, and each chunk of one, is decoded."""
+    return decoded_run(MlxReferenceDecoder(weights), weights, chunks)
+
+
+def decode_run(weights: Weights, chunks: Chunks) -> Digests:
+    """Run the decode node's decoder by compiled kernels in the same way."""
+    return decoded_run(CompiledDecoder(weights, compiled_operations()), weights, chunks)
+
+
+@functools.cache
+def compiled_operations() -> Operations:
+    """The compiled kernels, without their admission: that is another test's."""
+    return Operations(load(shared_object(muser_home() / "kernels")), lambda: 1)
+
+
+def decoded_run(decoder: Decoder, weights: Weights, chunks: Chunks) -> Digests:
     cache = decoder.new_cache()
     *before, last = chunks
     for chunk in [*before, last[:-1], last[-1:]]:

@@ -66,6 +66,15 @@ def test_the_reader_of_imports_sees_every_form() -> None:
     assert top_level(imported(source)) == {"a", "c", "d", "h", "j"}
 
 
+METRICS = {"muser_prefill/metrics.py", "muser_decode/metrics.py"}
+
+
+def test_prometheus_is_known_to_one_module_of_each_node() -> None:
+    paths = [path for package in PACKAGES for path in modules(package)]
+    knowing = {path for path in paths if "prometheus_client" in top_level(imported(path.read_text()))}
+    assert {str(path.relative_to(ROOT)) for path in knowing} == METRICS
+
+
 def test_every_package_has_modules() -> None:
     assert all(len(modules(package)) > 1 for package in PACKAGES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muser_decode.api.answer import Answer
-from muser_decode.engine.request import Finished, RouteReport
+from muser_decode.engine.request import Finished, FinishReason, RouteReport
 
 
 def usage(prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, object]:
@@ -39,9 +39,12 @@ def account(answer: Answer) -> dict[str, object] | None:
         "reason": report.reason,
         "handoff_id": report.handoff_id,
         "timings": _timings(report, answer.finished),
+        "deadline_reached": answer.finished is not None and answer.finished.reason is FinishReason.DEADLINE,
         "memory_tokens": report.memory_tokens,
         "disk_tokens": report.disk_tokens,
+        "peer_tokens": report.peer_tokens,
         "remote_tokens": report.remote_tokens,
+        "producers": dict(report.producers),
         "local_tokens": report.local_tokens,
         "held_reason": report.held_reason,
         "held_decoded": report.held_decoded,
@@ -50,13 +53,14 @@ def account(answer: Answer) -> dict[str, object] | None:
     }
 
 
-def _timings(report: RouteReport, end: Finished | None) -> dict[str, float | None]:
+def _timings(report: RouteReport, end: Finished | None) -> dict[str, object]:
     return {
         "prefill_s": report.prefill_s,
         "wire_s": report.wire_s,
         "first_token_s": end.first_token_s if end else None,
         "decode_s": end.decode_s if end else None,
         "tokens_per_second": _rate(end) if end else None,
+        "tokens_by_origin": report.tokens_by_origin,
     }
 
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muser_decode.api.stops import StopMatcher
-from muser_decode.engine.request import Event, Failed, Finished, Likelihood, PrefillProgress, RouteReport, TokenEvent
+from muser_decode.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Likelihood,
+    PrefillProgress,
+    RouteReport,
+    TokenEvent,
+)
 from muser_decode.formats.base import Parser, PlainParser
 from muser_decode.formats.conversation import Call, Content, Delta, Reasoning
 from muser_decode.tokenizer import StreamDecoder, TokenBytes
@@ -88,6 +97,11 @@ class Answer:
         return self.stopped or self.ended
 
     @property
+    def late(self) -> bool:
+        """Whether the deadline came before the first token."""
+        return self.finished is not None and self.finished.reason is FinishReason.DEADLINE and not self.tokens
+
+    @property
     def settled(self) -> bool:
         """Whether the route is known, or will never be."""
         return self.report is not None or self.ended
@@ -95,6 +109,9 @@ class Answer:
     def finish_reason(self) -> str:
         """Return OpenAI's word for the end of a complete answer."""
         reason = "stop" if self.stopped or self.finished is None else self.finished.reason.value
+        if reason == FinishReason.DEADLINE.value:
+            # The word that clients have for an answer that was cut.
+            reason = FinishReason.LENGTH.value
         return "tool_calls" if self.calls and reason == "stop" else reason
 
     @property

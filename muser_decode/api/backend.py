@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from muser_decode.engine.request import EventSink, GenerationRequest
@@ -52,6 +52,9 @@ class ChatBackend(Protocol):
 
     def ready(self) -> tuple[bool, str]:
         """Return whether requests would be answered now, and why not."""
+
+    def explain_held(self, prompt_ids: Sequence[int]) -> Mapping[str, object]:
+        """Return what the node holds of a prompt and why no more, as JSON values. It reads files, so it may block."""
 
     def describe_status(self) -> Mapping[str, object]:
         """Return what the node says of itself, as JSON values."""

@@ -6,16 +6,14 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from muser_decode.api.account import account, usage
 from muser_decode.api.answer import TokenRecord
+from muser_decode.api.answering import respond, served
 from muser_decode.api.body import parse_object
-from muser_decode.api.chat import served
-from muser_decode.api.disconnect import unless_gone
 from muser_decode.api.errors import ApiError, invalid
 from muser_decode.api.fields import Fields, wrong_type
 from muser_decode.api.limits import MAX_CHOICES, MAX_LOGPROBS
@@ -24,9 +22,8 @@ from muser_decode.api.parameters import HARMLESS, Parameters, read_parameters, r
 from muser_decode.api.preparing import Kitchen, Prepared
 from muser_decode.api.run import Run
 from muser_decode.api.schemas import read_model, stream_options
-from muser_decode.api.shapes import Head, gather, route_headers
+from muser_decode.api.shapes import Head, gather
 from muser_decode.api.sse import DONE, comment, event
-from muser_decode.api.stream import EventStream
 from muser_decode.formats.conversation import Content, Delta
 
 DEFAULT_MAX_TOKENS = 16
@@ -119,9 +116,7 @@ class CompletionEndpoint:
         wanted, prepared = await asyncio.to_thread(self.prepare, body)
         head = Head(prepared.id, int(time.time()), self._kitchen.backend.model_id)
         writer = CompletionWriter(head, self._kitchen.spelling, wanted)
-        if wanted.stream:
-            return EventStream(partial(self._kitchen.start, prepared), writer, self._kitchen.limits)
-        return await unless_gone(request.receive, self._whole(writer, prepared))
+        return await respond(request, self._kitchen, prepared, writer, stream=wanted.stream)
 
     def prepare(self, body: bytes) -> tuple[CompletionRequest, Prepared]:
         """Return what a request's body asks for. Touches no event loop.
@@ -138,15 +133,6 @@ class CompletionEndpoint:
         requests = tuple(request for part in parts for request in part.requests)
         return wanted, Prepared(requests, tuple(reading for part in parts for reading in part.readings))
 
-    async def _whole(self, writer: CompletionWriter, prepared: Prepared) -> Response:
-        run = self._kitchen.start(prepared)
-        choices = [
-            writer.choice(index, "".join(parts.content), writer.logprobs(index, parts.records), answer.finish_reason())
-            for index, (parts, answer) in enumerate(zip(await gather(run), run.answers, strict=True))
-        ]
-        body = {**writer.head, "choices": choices, "usage": writer.usage(run), "muser": account(run.answers[0])}
-        return JSONResponse(body, headers=route_headers(run.answers[0]))
-
 
 class CompletionWriter:
     """Writes text completions, whole or streamed."""
@@ -154,7 +140,7 @@ class CompletionWriter:
     def __init__(self, head: Head, spelling: Spelling, wanted: CompletionRequest) -> None:
         self.id = head.id
         self.wants_progress = wanted.progress
-        self.head = head.fields("text_completion")
+        self._head = head.fields("text_completion")
         self._spelling, self._wanted = spelling, wanted
         self._shown: dict[int, int] = {}
 
@@ -166,7 +152,7 @@ class CompletionWriter:
         """See `Writer`."""
         seen = run.answers[0].progress
         if self.wants_progress and seen is not None:
-            part = {**self.head, "choices": [self.choice(0, "", None, None)]}
+            part = {**self._head, "choices": [self._choice(0, "", None, None)]}
             yield event({**part, "muser": {"prefill": {"done": seen.done, "total": seen.total}}})
         else:
             yield comment(seen)
@@ -176,30 +162,38 @@ class CompletionWriter:
         text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         records = run.answers[index].take_records()
         if text or records:
-            yield event({**self.head, "choices": [self.choice(index, text, self.logprobs(index, records), None)]})
+            yield event({**self._head, "choices": [self._choice(index, text, self._logprobs(index, records), None)]})
 
     def ended(self, run: Run, index: int) -> Iterator[bytes]:
         """See `Writer`."""
         answer = run.answers[index]
-        choice = self.choice(index, "", None, answer.finish_reason())
-        yield event({**self.head, "choices": [choice], "muser": account(answer)})
+        choice = self._choice(index, "", None, answer.finish_reason())
+        yield event({**self._head, "choices": [choice], "muser": account(answer)})
 
     def closing(self, run: Run) -> Iterator[bytes]:
         """See `Writer`."""
         if self._wanted.include_usage:
-            yield event({**self.head, "choices": [], "usage": self.usage(run)})
+            yield event({**self._head, "choices": [], "usage": self._usage(run)})
         yield DONE
 
     def failed(self, error: ApiError) -> bytes:
         """See `Writer`."""
         return event(error.body())
 
-    def usage(self, run: Run) -> dict[str, object]:
+    async def whole(self, run: Run) -> dict[str, object]:
+        """See `WholeWriter`."""
+        choices = [
+            self._choice(index, "".join(parts.content), self._logprobs(index, parts.records), answer.finish_reason())
+            for index, (parts, answer) in enumerate(zip(await gather(run), run.answers, strict=True))
+        ]
+        return {**self._head, "choices": choices, "usage": self._usage(run), "muser": account(run.answers[0])}
+
+    def _usage(self, run: Run) -> dict[str, object]:
         """Return the figures of every prompt and answer together."""
         prompts = run.requests[:: self._wanted.parameters.n]
         return usage(sum(len(request.prompt_ids) for request in prompts), run.answers)
 
-    def logprobs(self, index: int, records: Sequence[TokenRecord]) -> dict[str, object] | None:
+    def _logprobs(self, index: int, records: Sequence[TokenRecord]) -> dict[str, object] | None:
         """Return the likelihoods of the tokens shown next in one answer."""
         if not records:
             return None
@@ -207,7 +201,7 @@ class CompletionWriter:
         self._shown[index] = shown + sum(record.chars for record in records)
         return self._spelling.legacy(records, shown)
 
-    def choice(
+    def _choice(
         self, index: int, text: str, logprobs: dict[str, object] | None, finish_reason: str | None
     ) -> dict[str, object]:
         """Return one answer, or a part of it."""

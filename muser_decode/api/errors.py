@@ -75,6 +75,15 @@ def from_engine(error: EngineBusy | EngineStopped | RequestInvalid) -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, reason, str(error) or reason, headers=retry)
 
 
+def deadline_exceeded() -> ApiError:
+    """Return the answer to a request whose deadline came before its first token.
+
+    OpenAI's clients would ask again at once, with the same deadline; they heed this header.
+    """
+    message = "The deadline came before the first token of the answer."
+    return ApiError(HTTPStatus.GATEWAY_TIMEOUT, "deadline_exceeded", message, headers={"x-should-retry": "false"})
+
+
 async def answer_api_error(_request: Request, error: Exception) -> Response:
     """Answer an `ApiError` that an endpoint raised."""
     if not isinstance(error, ApiError):

@@ -42,6 +42,12 @@ MAX_CHOICES = 8
 MAX_LOGPROBS = 20
 """As many alternatives as OpenAI gives."""
 
+MIN_DEADLINE_S = 0.001
+"""An answer that is wanted sooner than in a millisecond is not wanted."""
+
+MAX_DEADLINE_S = 86_400.0
+"""A day: no answer takes longer."""
+
 MAX_BIASES = 1024
 """Tokens whose logits a request may move. OpenAI takes 1,024 too."""
 

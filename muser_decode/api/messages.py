@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from muser_decode.api.answering import respond, served
 from muser_decode.api.body import parse_object
-from muser_decode.api.chat import served
-from muser_decode.api.disconnect import unless_gone
 from muser_decode.api.errors import ApiError
 from muser_decode.api.messages_request import MessagesRequest, read_messages_request
 from muser_decode.api.messages_writer import MessagesWriter
 from muser_decode.api.preparing import Kitchen, Prepared
-from muser_decode.api.shapes import route_headers
-from muser_decode.api.stream import EventStream
 
 _KINDS: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
@@ -61,9 +58,10 @@ class MessagesEndpoint:
     async def _answer(self, request: Request, body: bytes) -> Response:
         wanted, prepared = await asyncio.to_thread(self.prepare, body)
         writer = MessagesWriter(prepared.id, self._kitchen.backend.model_id, error_body)
-        if wanted.stream:
-            return EventStream(partial(self._kitchen.start, prepared), writer, self._kitchen.limits, refuse)
-        return await unless_gone(request.receive, self._whole(writer, prepared))
+        ignored = wanted.asked.toolbox.ignored
+        return await respond(
+            request, self._kitchen, prepared, writer, stream=wanted.stream, ignored=ignored, refuse=refuse
+        )
 
     def prepare(self, body: bytes) -> tuple[MessagesRequest, Prepared]:
         """Return what a request's body asks for. Touches no event loop.
@@ -73,18 +71,6 @@ class MessagesEndpoint:
         """
         wanted = read_messages_request(parse_object(body))
         return wanted, self._kitchen.conversation(wanted.asked, "msg_")
-
-    async def _whole(self, writer: MessagesWriter, prepared: Prepared) -> Response:
-        run = self._kitchen.start(prepared)
-        try:
-            while not run.done:
-                index, deltas = await run.advance()
-                for _ in writer.deltas(run, index, deltas):
-                    pass
-        finally:
-            run.cancel()
-        run.log_answers()
-        return JSONResponse(writer.message(run), headers=route_headers(run.answers[0]))
 
     async def _count(self, _request: Request, body: bytes) -> Response:
         asked = read_messages_request(parse_object(body), counting=True).asked

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
 from muser_decode.api.limits import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
-from muser_decode.api.parameters import INT64_MAX, MIN_TEMPERATURE, Parameters
+from muser_decode.api.parameters import INT64_MAX, MIN_TEMPERATURE, Parameters, read_deadline
 from muser_decode.api.schemas import Asked, read_model, read_schema
-from muser_decode.api.tools import Toolbox, check_count, only, read_function, required
+from muser_decode.api.tools import Toolbox, check_count, hosted, only, read_function, required
 from muser_decode.api.turns import named_results
 from muser_decode.engine.request import SamplingParams
 from muser_decode.formats.conversation import Message, Tool, ToolCall
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+"""This API's efforts, in OpenAI's words."""
 
 _SKIPPED = ("redacted_thinking",)
 """Blocks whose content only their maker can read."""
@@ -41,14 +44,16 @@ def read_messages_request(body: dict[str, object], *, counting: bool = False) ->
         if fields.raw(name) not in (None, []):
             raise unsupported(name, f"{name!r} is not supported.")
     messages, opening = _begun(_messages(fields))
+    effort = _effort(fields)
     asked = Asked(
         model=read_model(fields),
         messages=(*_system(fields), *messages),
         opening=opening,
         schema=_format(fields),
-        parameters=Parameters(max_tokens, _sampling(fields), _stops(fields)),
+        parameters=Parameters(max_tokens, _sampling(fields), _stops(fields), deadline_s=read_deadline(fields)),
         toolbox=_toolbox(fields),
-        effort=_effort(fields),
+        effort=effort,
+        wished=effort != "none",
     )
     if asked.schema is not None and asked.toolbox.required:
         raise invalid("output_config.format", "'output_config.format' and a required tool call exclude each other.")
@@ -98,15 +103,30 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 def _effort(fields: Fields) -> str | None:
-    """Return "none" where reasoning is switched off. Switched on it is a leave, which a model may not need."""
-    thinking = fields.object("thinking")
-    return "none" if thinking is not None and thinking.text("type") == "disabled" else None
+    """Return how much to reason: "none" where reasoning is switched off. Switched on it is a leave.
+
+    Agents send an effort with every request, whatever the model: it is a wish.
+    """
+    thinking, config = fields.object("thinking"), fields.object("output_config")
+    if thinking is not None and thinking.text("type") == "disabled":
+        return "none"
+    effort = None if config is None else config.text("effort")
+    if config is not None and effort is not None and effort not in _EFFORTS:
+        expected = ", ".join(_EFFORTS)
+        param = config.param("effort")
+        raise invalid(param, f"Invalid {param!r}: expected one of {expected}, got {shown(effort)}.")
+    return None if effort is None else _EFFORTS[effort]
 
 
 def _toolbox(fields: Fields) -> Toolbox:
-    tools = tuple(
-        _tool(as_fields(item, f"tools[{index}]")) for index, item in enumerate(check_count(fields.array("tools") or []))
-    )
+    items = check_count(fields.array("tools") or [])
+    offered = [as_fields(item, f"tools[{index}]") for index, item in enumerate(items)]
+    tools = tuple(_tool(tool) for tool in offered if not hosted(tool))
+    ignored = tuple(str(tool.text("type")) for tool in offered if hosted(tool))
+    return replace(_chosen(fields, tools), ignored=ignored)
+
+
+def _chosen(fields: Fields, tools: tuple[Tool, ...]) -> Toolbox:
     choice = fields.object("tool_choice")
     if choice is None:
         return Toolbox(tools)
@@ -210,8 +230,15 @@ def _texts(fields: Fields, name: str) -> str:
     if not isinstance(value, list):
         raise wrong_type(fields.param(name), "a string or an array of blocks", value)
     blocks = [as_fields(item, f"{fields.param(name)}[{index}]") for index, item in enumerate(value)]
-    for block in blocks:
-        if block.text("type") != "text":
-            kind = shown(block.raw("type"))
-            raise unsupported(block.param("type"), f"Blocks of type {kind} are not supported here: expected 'text'.")
-    return "\n".join(_required(block, "text") for block in blocks)
+    return "\n".join(_text(block) for block in blocks)
+
+
+def _text(block: Fields) -> str:
+    kind = block.text("type")
+    if kind == "tool_reference":
+        # The name of a tool that a search found.
+        return _required(block, "tool_name")
+    if kind != "text":
+        message = f"Blocks of type {shown(kind)} are not supported here: expected 'text'."
+        raise unsupported(block.param("type"), message)
+    return _required(block, "text")

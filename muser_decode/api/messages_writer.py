@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from muser_decode.api.account import account, cached_tokens
 from muser_decode.api.answer import Answer
+from muser_decode.api.answering import unstreamed
 from muser_decode.api.errors import ApiError
 from muser_decode.api.run import Run
-from muser_decode.api.shapes import arguments_json, new_id
+from muser_decode.api.shapes import new_id
 from muser_decode.api.sse import comment, event
-from muser_decode.formats.conversation import Call, Content, Delta
+from muser_decode.formats.conversation import Call, CallPart, CallStart, Content, Delta
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -42,8 +43,13 @@ class MessagesWriter:
     def deltas(self, run: Run, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """See `Writer`."""
         for delta in deltas:
-            if isinstance(delta, Call):
-                yield from self._call(delta)
+            if isinstance(delta, CallStart):
+                yield from self._begin({"type": "tool_use", "id": new_id("toolu_"), "name": delta.name, "input": {}})
+            elif isinstance(delta, CallPart):
+                yield self._delta({"type": "input_json_delta", "partial_json": delta.text})
+            elif isinstance(delta, Call):
+                self._blocks[-1]["input"] = dict(delta.arguments)
+                yield from self._close()
             elif isinstance(delta, Content):
                 yield from self._text("text", delta.text)
             else:
@@ -65,8 +71,9 @@ class MessagesWriter:
         """See `Writer`."""
         return event(self._error_body(error), "error")
 
-    def message(self, run: Run) -> JsonObject:
-        """Return the whole message of a complete run."""
+    async def whole(self, run: Run) -> JsonObject:
+        """See `WholeWriter`."""
+        await unstreamed(run, self)
         answer = run.answers[0]
         return {
             **self._head(),
@@ -87,13 +94,6 @@ class MessagesWriter:
         block = self._blocks[-1]
         block[kind] = f"{block[kind]}{text}"
         yield self._delta({"type": f"{kind}_delta", kind: text})
-
-    def _call(self, call: Call) -> Iterator[bytes]:
-        block: JsonObject = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
-        yield from self._begin(block)
-        yield self._delta({"type": "input_json_delta", "partial_json": arguments_json(call)})
-        block["input"] = dict(call.arguments)
-        yield from self._close()
 
     def _begin(self, block: JsonObject) -> Iterator[bytes]:
         yield from self._close()

@@ -35,10 +35,12 @@ class ModelEndpoints:
         return JSONResponse({"status": "ok"})
 
     async def ready(self) -> Response:
-        """Say whether a request would be answered now: 503 and the reason where not."""
+        """Say whether a request would be answered now: 503 and the reason where not. Producers do not decide it."""
         ready, reason = self._backend.ready()
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse({"status": "ready" if ready else "not ready", "reason": reason}, status_code=status)
+        body = {"status": "ready" if ready else "not ready", "reason": reason}
+        producers = self._backend.describe_status().get("producers", [])
+        return JSONResponse({**body, "producers": producers}, status_code=status)
 
     def _item(self) -> dict[str, object]:
         return {

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muser_decode.api import schema as s
-from muser_decode.api.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_TOOLS
+from muser_decode.api.limits import MAX_CHOICES, MAX_DEADLINE_S, MAX_LOGPROBS, MAX_TOOLS, MIN_DEADLINE_S
 from muser_decode.api.schema import Schema, array, constant, either, fields, integer, number, optional, optionals
 
-JSON, STREAM, HTML = "application/json", "text/event-stream", "text/html"
+JSON, STREAM, HTML, PLAIN = "application/json", "text/event-stream", "text/html", "text/plain"
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,16 @@ RESPONSES_BODY = fields(
     **optionals(
         instructions=s.TEXT,
         max_output_tokens=integer(1),
-        tools=array(fields("type name", type=constant("function"), name=s.TEXT, parameters=s.FREE), most=MAX_TOOLS),
-        tool_choice=either(s.choice("none", "auto", "required"), fields("type name", type=constant("function"))),
+        tools=array(
+            either(
+                fields("type name", type=constant("function"), name=s.TEXT, parameters=s.FREE),
+                fields("type name", type=constant("custom"), name=s.TEXT, format=optional(s.FREE)),
+            ),
+            most=MAX_TOOLS,
+        ),
+        tool_choice=either(
+            s.choice("none", "auto", "required"), fields("type name", type=s.choice("function", "custom"))
+        ),
         parallel_tool_calls=s.FLAG,
         text=fields(format=optional(s.FREE)),
         reasoning=fields(effort=optional(s.TEXT)),
@@ -73,10 +81,16 @@ MESSAGES_BODY = fields(
         tools=array(fields("name input_schema", name=s.TEXT, input_schema=s.FREE), most=MAX_TOOLS),
         tool_choice=fields("type", type=s.choice("auto", "any", "tool", "none")),
         thinking=fields("type", type=s.choice("enabled", "disabled", "adaptive")),
+        output_config=fields(
+            effort=optional(s.choice("low", "medium", "high", "xhigh", "max")),
+            format=optional(fields("type schema", type=constant("json_schema"), schema=s.FREE)),
+        ),
+        metadata=s.FREE,
         stop_sequences=array(s.STOP),
         temperature=number(0, 1),
         top_p=number(0, 1),
         top_k=integer(0),
+        deadline_s=number(MIN_DEADLINE_S, MAX_DEADLINE_S),
         stream=s.FLAG,
     ),
 )
@@ -139,10 +153,27 @@ OPERATIONS: tuple[Operation, ...] = (
         fields("prompt tokens", prompt=s.TEXT, tokens=TOKENS),
         CONVERSATION,
     ),
+    Operation(
+        "POST",
+        "/explain-cache",
+        "explain_cache",
+        "Say which blocks of a prompt are held, and why others are not",
+        fields(
+            "prompt_tokens held_tokens reason blocks elsewhere ignored_stores",
+            prompt_tokens=integer(0),
+            held_tokens=integer(0),
+            reason=s.TEXT,
+            blocks=array(s.FREE),
+            elsewhere=array(s.FREE),
+            ignored_stores=array(s.TEXT),
+        ),
+        either(WRITTEN, CONVERSATION, fields("tokens", model=optional(s.TEXT), tokens=TOKENS)),
+    ),
     Operation("GET", "/v1/models", "models", "List the served model", fields("object data", data=array(MODEL, 1, 1))),
     Operation("GET", "/v1/models/{model}", "model", "Describe the served model", MODEL, parameters=("model",)),
     Operation("GET", "/health", "health", "Say that the process lives", fields("status", status=constant("ok"))),
     Operation("GET", "/ready", "ready", "Say whether requests would be answered now", fields("status", status=s.TEXT)),
+    Operation("GET", "/metrics", "metrics", "Counters and gauges in Prometheus' text format", s.TEXT, kind=PLAIN),
     Operation("GET", "/openapi.json", "openapi", "This document", s.FREE),
     Operation("GET", "/docs", "docs", "This document, to read", s.TEXT, kind=HTML),
     Operation("GET", "/", "page", "Chat and status in a browser", s.TEXT, kind=HTML),

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, shown, wrong_type
-from muser_decode.api.limits import MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOPS
+from muser_decode.api.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_DEADLINE_S,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MIN_DEADLINE_S,
+)
 from muser_decode.engine.request import SamplingParams
 
 INT64_MAX = 2**63 - 1
@@ -46,7 +55,10 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """How to generate. `max_tokens` None: up to the end of the context; `n` answers differ by their seeds."""
+    """How to generate. `max_tokens` None: up to the end of the context; `n` answers differ by their seeds.
+
+    The answer ends `deadline_s` seconds after it was asked for at the latest; None: when the server says.
+    """
 
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=DEFAULT_TEMPERATURE))
@@ -54,6 +66,7 @@ class Parameters:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    deadline_s: float | None = None
 
 
 def refuse_unsupported(body: Mapping[str, object], harmless: Mapping[str, tuple[object, ...]] = HARMLESS) -> None:
@@ -88,7 +101,17 @@ def read_parameters(fields: Fields) -> Parameters:
         stop_ids=stop_ids,
         ignore_eos=fields.boolean("ignore_eos") or False,
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        deadline_s=read_deadline(fields),
     )
+
+
+def read_deadline(fields: Fields) -> float | None:
+    """Return for how many seconds an answer is wanted.
+
+    Raises:
+        ApiError: 400.
+    """
+    return fields.number("deadline_s", MIN_DEADLINE_S, MAX_DEADLINE_S)
 
 
 def with_logprobs(parameters: Parameters, alternatives: int | None) -> Parameters:

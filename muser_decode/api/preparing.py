@@ -159,6 +159,8 @@ class Kitchen:
                 param = f"chat_template_kwargs.{name}"
                 raise unsupported(param[:100], f"The chat template of this model does not read {name[:100]!r}.")
         effort = self._format.variables(asked.effort, self._template.style)
+        if effort is None and asked.wished:
+            effort = {}
         if effort is None:
             raise unsupported("reasoning_effort", f"This model cannot honour a reasoning effort of {asked.effort!r}.")
         return {**effort, **asked.variables}
@@ -174,6 +176,8 @@ class Kitchen:
         elif asked.toolbox.required:
             forced = _known(form.forced_call(tools), "tool_choice", "be made to call a tool")
             begin = self._grammar(lambda: lark_grammar(forced), "tools")
+            if form.forces_whole_answers:
+                return begin
         elif any(tool.strict for tool in tools):
             strict = _known(form.strict_call(tools), "tools", "be held to 'strict' arguments")
             begin = self._grammar(lambda: lark_grammar(strict), "tools")
@@ -213,6 +217,8 @@ class Kitchen:
             sampling=parameters.sampling,
             stop_ids=own_stops | frozenset(parameters.stop_ids),
             constrain=constrain,
+            deadline_s=parameters.deadline_s,
+            open_ended=parameters.max_tokens is None,
         )
         more = [
             replace(first, request_id=f"{name}-{index}", sampling=derived(parameters.sampling, index))
@@ -249,7 +255,7 @@ def derived(sampling: SamplingParams, index: int) -> SamplingParams:
 
 def _too_long(prompt_tokens: int, context_tokens: int) -> ApiError:
     message = (
-        f"The prompt has {prompt_tokens} tokens and the context of this model holds {context_tokens}, "
+        f"The prompt has {prompt_tokens} tokens and the context here holds {context_tokens}, "
         "of which the answer needs at least one."
     )
     return invalid("messages", message, "context_length_exceeded")

@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from muser_decode.api.errors import ApiError, invalid, unsupported
 from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
 from muser_decode.api.limits import MAX_LOGPROBS, MAX_MESSAGES
-from muser_decode.api.parameters import INT64_MAX, Parameters, read_sampling, refuse_unsupported, with_logprobs
+from muser_decode.api.parameters import (
+    INT64_MAX,
+    Parameters,
+    read_deadline,
+    read_sampling,
+    refuse_unsupported,
+    with_logprobs,
+)
 from muser_decode.api.schemas import Asked, read_effort, read_model, read_schema, simple_format
-from muser_decode.api.tools import Toolbox, check_count, chosen, read_function
+from muser_decode.api.tools import TEXT_INPUT, Toolbox, check_count, chosen, hosted, read_function, text_tool
 from muser_decode.api.turns import named_results, read_arguments
-from muser_decode.formats.conversation import Message, ToolCall
+from muser_decode.formats.conversation import Message, Tool, ToolCall
 
 HARMLESS: dict[str, tuple[object, ...]] = {
     "background": (False,),
@@ -74,15 +81,22 @@ def _echoed(fields: Fields, asked: Asked) -> dict[str, object]:
         "temperature": sampling.temperature,
         "text": {"format": (text.raw("format") if text else None) or {"type": "text"}},
         "tool_choice": "auto" if choice is None else choice,
-        "tools": fields.raw("tools") or [],
+        "tools": _kept_tools(fields),
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": fields.text("user"),
     }
 
 
+def _kept_tools(fields: Fields) -> list[object]:
+    """Return the tools that the model was told of, as they came."""
+    items = fields.array("tools") or []
+    return [item for index, item in enumerate(items) if not hosted(as_fields(item, f"tools[{index}]"))]
+
+
 def _parameters(fields: Fields) -> Parameters:
-    parameters = Parameters(fields.integer("max_output_tokens", 1, INT64_MAX), read_sampling(fields))
+    most, deadline_s = fields.integer("max_output_tokens", 1, INT64_MAX), read_deadline(fields)
+    parameters = Parameters(most, read_sampling(fields), deadline_s=deadline_s)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     wanted = _LIKELIHOODS in (fields.array("include") or [])
     return with_logprobs(parameters, (top or 0) if wanted or top else None)
@@ -103,15 +117,25 @@ def _format(fields: Fields) -> Mapping[str, object] | None:
 
 
 def _toolbox(fields: Fields) -> Toolbox:
-    tools = []
+    tools: list[Tool] = []
+    ignored: list[str] = []
+    texts: list[str] = []
     for index, item in enumerate(check_count(fields.array("tools") or [])):
         tool = as_fields(item, f"tools[{index}]")
-        if tool.text("type") != "function":
-            kind = shown(tool.raw("type"))
-            raise unsupported(tool.param("type"), f"Tools of type {kind} are not supported: expected 'function'.")
-        tools.append(read_function(tool, "parameters"))
+        kind = tool.text("type")
+        if hosted(tool):
+            ignored.append(str(kind))
+        elif kind == "custom":
+            tools.append(text_tool(tool))
+            texts.append(tools[-1].name)
+        elif kind == "function":
+            tools.append(read_function(tool, "parameters"))
+        else:
+            message = f"Tools of type {shown(kind)} are not supported: expected 'function' or 'custom'."
+            raise unsupported(tool.param("type"), message)
     parallel = fields.boolean("parallel_tool_calls")
-    return chosen(fields.raw("tool_choice"), tuple(tools), parallel is not False)
+    box = chosen(fields.raw("tool_choice"), tuple(tools), parallel is not False, ("function", "custom"))
+    return replace(box, ignored=tuple(ignored), texts=frozenset(texts))
 
 
 def _conversation(fields: Fields) -> tuple[Message, ...]:
@@ -165,7 +189,12 @@ def _item(fields: Fields) -> Message:
             raise fields.missing("name")
         call = ToolCall(_call_id(fields), name, read_arguments(fields, "arguments"))
         return Message("assistant", "", tool_calls=(call,))
-    if kind == "function_call_output":
+    if kind == "custom_tool_call":
+        named, given = fields.text("name"), fields.text("input")
+        if not named or given is None:
+            raise fields.missing("input" if named else "name")
+        return Message("assistant", "", tool_calls=(ToolCall(_call_id(fields), named, {TEXT_INPUT: given}),))
+    if kind in ("function_call_output", "custom_tool_call_output"):
         return Message("tool", _output(fields), tool_call_id=_call_id(fields))
     raise unsupported(fields.param("type"), f"Items of type {shown(kind)} are not supported.")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from muser_decode.api.account import account, cached_tokens
+from muser_decode.api.answering import unstreamed
 from muser_decode.api.errors import ApiError
 from muser_decode.api.logprobs import Spelling
 from muser_decode.api.run import Run
-from muser_decode.api.shapes import Head, arguments_json, new_id
+from muser_decode.api.shapes import Head, new_id
 from muser_decode.api.sse import comment, event
-from muser_decode.formats.conversation import Call, Content, Delta, Reasoning
+from muser_decode.api.tools import TEXT_INPUT
+from muser_decode.formats.conversation import Call, CallDelta, CallPart, CallStart, Content, Delta, Reasoning
 
 JsonObject = dict[str, object]
 
@@ -20,11 +22,16 @@ class ResponsesWriter:
 
     wants_progress = False
 
-    def __init__(self, head: Head, echoed: Mapping[str, object], spelling: Spelling) -> None:
+    def __init__(
+        self, head: Head, echoed: Mapping[str, object], spelling: Spelling, text_tools: frozenset[str] = frozenset()
+    ) -> None:
         self.id = head.id
+        self._text_tools = text_tools
         self._head, self._echoed, self._spelling = head, echoed, spelling
         self._items: list[JsonObject] = []
         self._open: JsonObject | None = None
+        self._begun: JsonObject = {}
+        self._is_text = False
         self._number = 0
 
     def opening(self, run: Run) -> Iterator[bytes]:
@@ -40,9 +47,8 @@ class ResponsesWriter:
         """See `Writer`."""
         records = run.answers[index].take_records()
         for delta in deltas:
-            if isinstance(delta, Call):
-                yield from self._close()
-                yield from self._call(delta)
+            if isinstance(delta, CallStart | CallPart | Call):
+                yield from self._call(delta, _status(run))
                 continue
             kind = "message" if isinstance(delta, Content) else "reasoning"
             yield from self._begin(kind)
@@ -52,21 +58,25 @@ class ResponsesWriter:
 
     def ended(self, run: Run, index: int) -> Iterator[bytes]:
         """See `Writer`."""
-        yield from self._close("incomplete" if run.answers[0].finish_reason() == "length" else "completed")
+        yield from self._close(_status(run))
 
     def closing(self, run: Run) -> Iterator[bytes]:
         """See `Writer`."""
-        whole = self.response(run)
+        whole = self._complete(run)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: ApiError) -> bytes:
         """See `Writer`."""
         return self._event("error", code=error.reason, message=str(error), param=error.param)
 
-    def response(self, run: Run) -> JsonObject:
-        """Return the whole response of a complete run."""
+    async def whole(self, run: Run) -> JsonObject:
+        """See `WholeWriter`."""
+        await unstreamed(run, self)
+        return self._complete(run)
+
+    def _complete(self, run: Run) -> JsonObject:
         answer = run.answers[0]
-        cut = answer.finish_reason() == "length"
+        status = _status(run)
         input_tokens = run.prompt_tokens
         usage = {
             "input_tokens": input_tokens,
@@ -75,9 +85,8 @@ class ResponsesWriter:
             "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": input_tokens + answer.tokens,
         }
-        details = {"reason": "max_output_tokens"} if cut else None
-        whole = self._response("incomplete" if cut else "completed")
-        return {**whole, "incomplete_details": details, "usage": usage, "muser": account(answer)}
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {**self._response(status), "incomplete_details": details, "usage": usage, "muser": account(answer)}
 
     def _response(self, status: str) -> JsonObject:
         return {
@@ -134,20 +143,38 @@ class ResponsesWriter:
         yield from self._done({**self._open, "status": status})
         self._open = None
 
-    def _call(self, call: Call) -> Iterator[bytes]:
-        arguments = arguments_json(call)
-        names: JsonObject = {
-            "id": new_id("fc_"),
-            "type": "function_call",
-            "call_id": new_id("call_"),
-            "name": call.name,
-        }
+    def _call(self, delta: CallDelta, status: str) -> Iterator[bytes]:
+        """Tell of a call, whose item is not open as others are: nothing comes between its start and its end."""
+        if isinstance(delta, CallStart):
+            yield from self._close()
+            self._is_text = delta.name in self._text_tools
+        if self._is_text:
+            if isinstance(delta, Call):
+                yield from self._text_call(delta, status)
+            return
+        if isinstance(delta, CallStart):
+            names: JsonObject = {"id": new_id("fc_"), "type": "function_call", "call_id": new_id("call_")}
+            self._begun = {**names, "name": delta.name, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=len(self._items), item=self._begun)
+            return
+        place: JsonObject = {"item_id": self._begun["id"], "output_index": len(self._items)}
+        if isinstance(delta, CallPart):
+            yield self._event("response.function_call_arguments.delta", **place, delta=delta.text)
+            return
+        told: JsonObject = {"name": delta.name, "arguments": delta.text}
+        yield self._event("response.function_call_arguments.done", **place, **told)
+        yield from self._done({**self._begun, **told, "status": status})
+
+    def _text_call(self, call: Call, status: str) -> Iterator[bytes]:
+        """Tell of a call whose input is a text, once it is whole."""
+        text = call.arguments.get(TEXT_INPUT, "")
+        names: JsonObject = {"id": new_id("ctc_"), "type": "custom_tool_call", "call_id": new_id("call_")}
+        item: JsonObject = {**names, "name": call.name, "input": "", "status": "in_progress"}
         place: JsonObject = {"item_id": names["id"], "output_index": len(self._items)}
-        started = {**names, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=len(self._items), item=started)
-        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=arguments)
-        yield from self._done({**names, "arguments": arguments, "status": "completed"})
+        yield self._event("response.output_item.added", output_index=len(self._items), item=item)
+        yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
+        yield self._event("response.custom_tool_call_input.done", **place, input=text)
+        yield from self._done({**item, "input": text, "status": status})
 
     def _done(self, item: JsonObject) -> Iterator[bytes]:
         index = len(self._items)
@@ -171,3 +198,9 @@ class ResponsesWriter:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
+
+
+def _status(run: Run) -> str:
+    """Return the status of what ends now: what the answer's length cut is incomplete."""
+    answer = run.answers[0]
+    return "incomplete" if answer.finished is not None and answer.finish_reason() == "length" else "completed"

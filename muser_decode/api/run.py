@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 
 from muser_decode.api.account import account
 from muser_decode.api.answer import Answer
 from muser_decode.api.backend import Cancellable, ChatBackend
-from muser_decode.api.errors import ApiError, from_engine
+from muser_decode.api.errors import ApiError, deadline_exceeded, from_engine
 from muser_decode.engine.request import Event, FinishReason, GenerationRequest
 from muser_decode.errors import EngineBusy, EngineStopped, RequestInvalid
 from muser_decode.formats.conversation import Delta
@@ -92,9 +92,24 @@ class Run:
             self._generations[index].cancel()
         elif answer.finished is not None and answer.finished.reason is FinishReason.CANCELLED:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "cancelled", "The server stopped this generation.")
+        elif answer.late:
+            raise deadline_exceeded()
         if self._complete:
             await self._close()
         return index, deltas
+
+    async def drain(self, take: Callable[[int, list[Delta]], None]) -> None:
+        """Give `take` what each event shows, to the end of every answer. The engine's work ends with this call.
+
+        Raises:
+            ApiError: a generation failed, or the node cancelled it.
+        """
+        try:
+            while not self.done:
+                take(*await self.advance())
+        finally:
+            self.cancel()
+        self.log_answers()
 
     @property
     def settled(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from muser_decode.api.limits import (
     MAX_CHOICES,
+    MAX_DEADLINE_S,
     MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TOOLS,
+    MIN_DEADLINE_S,
 )
 
 Schema = dict[str, object]
@@ -76,6 +78,7 @@ SAMPLING = optionals(
     frequency_penalty=number(-2, 2),
     repetition_penalty=number(0.01, 100),
     logit_bias={"type": "object", "additionalProperties": number(-100, 100)},
+    deadline_s=number(MIN_DEADLINE_S, MAX_DEADLINE_S),
 )
 
 GENERATION = SAMPLING | optionals(

@@ -29,7 +29,8 @@ class Asked:
     """What any endpoint asks of the model. `schema` is that of a JSON answer, None for free text.
 
     `opening` is a text that the client says the answer begins with; it is not repeated in the answer.
-    `effort` is OpenAI's word for how much to reason; None leaves it to the model.
+    `effort` is OpenAI's word for how much to reason; None leaves it to the model. One that is only `wished` is left
+    to a model that knows no such thing.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Asked:
     effort: str | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     opening: str = ""
+    wished: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from muser_decode.api.errors import ApiError
 from muser_decode.api.logprobs import Spelling
 from muser_decode.api.run import Run
 from muser_decode.api.sse import DONE, comment, event
-from muser_decode.formats.conversation import Call, Content, Delta, Reasoning
+from muser_decode.formats.conversation import Call, CallPart, CallStart, Content, Delta, Reasoning
 
 ROUTE_HEADER = "x-muser-route"
 
@@ -41,11 +40,6 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex[:24]}"
 
 
-def arguments_json(call: Call) -> str:
-    """Return a call's arguments as clients read them."""
-    return json.dumps(dict(call.arguments), ensure_ascii=False)
-
-
 @dataclass
 class Gathered:
     """The parts of one whole answer."""
@@ -62,7 +56,7 @@ class Gathered:
                 self.content.append(delta.text)
             elif isinstance(delta, Reasoning):
                 self.reasoning.append(delta.text)
-            else:
+            elif isinstance(delta, Call):
                 self.calls.append(delta)
 
 
@@ -73,14 +67,12 @@ async def gather(run: Run) -> list[Gathered]:
         ApiError: a generation failed. The others are stopped, as they are when the caller is cancelled.
     """
     gathered = [Gathered() for _ in run.answers]
-    try:
-        while not run.done:
-            index, deltas = await run.advance()
-            gathered[index].add(deltas)
-            gathered[index].records += run.answers[index].take_records()
-    finally:
-        run.cancel()
-    run.log_answers()
+
+    def take(index: int, deltas: Sequence[Delta]) -> None:
+        gathered[index].add(deltas)
+        gathered[index].records += run.answers[index].take_records()
+
+    await run.drain(take)
     return gathered
 
 
@@ -115,12 +107,11 @@ def _choice(index: int, answer: Answer, parts: Gathered, spelling: Spelling) -> 
 
 def call_object(call: Call) -> dict[str, object]:
     """Return a call as an assistant's message holds it."""
-    function = {"name": call.name, "arguments": arguments_json(call)}
-    return {"id": new_id("call_"), "type": "function", "function": function}
+    return {"id": new_id("call_"), "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 
 class ChatWriter:
-    """Writes the chunks of a streamed chat completion."""
+    """Writes a chat completion, whole or in chunks."""
 
     def __init__(self, head: Head, spelling: Spelling, *, include_usage: bool, progress: bool) -> None:
         self.id = head.id
@@ -145,6 +136,9 @@ class ChatWriter:
         """Yield what an event showed of one answer."""
         records = run.answers[index].take_records()
         for delta in deltas:
+            if isinstance(delta, Call):
+                # Everything of it was told.
+                continue
             logprobs = self._spelling.chat(records) if records else None
             records = []
             yield event(self._chunk(index, self._delta(index, delta), logprobs=logprobs))
@@ -168,14 +162,20 @@ class ChatWriter:
         """Return the event of a failure after the start."""
         return event(error.body())
 
-    def _delta(self, index: int, delta: Delta) -> dict[str, object]:
+    async def whole(self, run: Run) -> dict[str, object]:
+        """See `WholeWriter`."""
+        return completion(self._head, run, await gather(run), self._spelling)
+
+    def _delta(self, index: int, delta: Content | Reasoning | CallStart | CallPart) -> dict[str, object]:
         if isinstance(delta, Content):
             return {"content": delta.text}
         if isinstance(delta, Reasoning):
             return {"reasoning_content": delta.text}
+        if isinstance(delta, CallPart):
+            return {"tool_calls": [{"index": self._calls[index] - 1, "function": {"arguments": delta.text}}]}
         number = self._calls.get(index, 0)
         self._calls[index] = number + 1
-        return {"tool_calls": [{"index": number, **call_object(delta)}]}
+        return {"tool_calls": [{"index": number, **call_object(Call(delta.name, {}, ""))}]}
 
     def _chunk(
         self,

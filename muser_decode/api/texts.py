@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /apply-template: what the model reads, without an answer."""
+"""POST /tokenize, /detokenize, /apply-template and /explain-cache: what the model reads, without an answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from muser_decode.api.answering import served
 from muser_decode.api.body import parse_object
-from muser_decode.api.chat import served
 from muser_decode.api.completions import read_ids
 from muser_decode.api.errors import invalid
 from muser_decode.api.fields import Fields
@@ -47,6 +47,14 @@ class TextEndpoints:
         """
         return await self._apart(request, self._apply_template)
 
+    async def explain_cache(self, request: Request) -> Response:
+        """Return what is held of a prompt, given as ids (`tokens`), a text or a conversation, and why no more.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        return await self._apart(request, self._explain_cache)
+
     async def _apart(self, request: Request, work: Callable[[Fields], dict[str, object]]) -> Response:
         async def answer(_request: Request, body: bytes) -> Response:
             fields = Fields(self._with_model(parse_object(body)))
@@ -60,11 +68,19 @@ class TextEndpoints:
 
     def _tokenize(self, fields: Fields) -> dict[str, object]:
         self._kitchen.check_model(str(fields.text("model")))
-        if fields.raw("messages") is not None:
-            ids = list(self._kitchen.prompt(read_asked(fields)).ids)
-        else:
-            ids = self._text_ids(fields)
+        ids = self._prompt_ids(fields)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._kitchen.backend.context_tokens}
+
+    def _explain_cache(self, fields: Fields) -> dict[str, object]:
+        self._kitchen.check_model(str(fields.text("model")))
+        given = fields.raw("tokens")
+        ids = self._prompt_ids(fields) if given is None else self._known_ids(given)
+        return dict(self._kitchen.backend.explain_held(ids))
+
+    def _prompt_ids(self, fields: Fields) -> list[int]:
+        if fields.raw("messages") is not None:
+            return list(self._kitchen.prompt(read_asked(fields)).ids)
+        return self._text_ids(fields)
 
     def _text_ids(self, fields: Fields) -> list[int]:
         text = fields.text("prompt")
@@ -81,11 +97,14 @@ class TextEndpoints:
         self._kitchen.check_model(str(fields.text("model")))
         if fields.raw("tokens") is None:
             raise fields.missing("tokens")
-        ids = read_ids("tokens", fields.raw("tokens"))
+        return {"prompt": self._spelled(self._known_ids(fields.raw("tokens")))}
+
+    def _known_ids(self, given: object) -> list[int]:
+        ids = list(read_ids("tokens", given))
         size = self._kitchen.backend.tokenizer.vocab_size
         if ids and not 0 <= min(ids) <= max(ids) < size:
             raise invalid("tokens", f"Invalid 'tokens': token ids go from 0 to {size - 1}.")
-        return {"prompt": self._spelled(ids)}
+        return ids
 
     def _apply_template(self, fields: Fields) -> dict[str, object]:
         ids = self._kitchen.prompt(read_asked(fields)).ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
@@ -14,13 +14,29 @@ from muser_decode.formats.conversation import Tool
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
+HOSTED = ("web_search", "web_fetch", "image_generation", "tool_search", "namespace")
+"""How the types of tools begin that agents offer along with their own, whether or not a server has them.
+
+An offer is no demand: an answer that searched nothing is one that the model might have given anyway.
+"""
+
+
 @dataclass(frozen=True)
 class Toolbox:
-    """The tools that an answer may call. `required`: it must call one; not `parallel`: one at most."""
+    """The tools that an answer may call. `required`: it must call one; not `parallel`: one at most.
+
+    `ignored` are the types of offered tools that this server does not have. `texts` names the tools whose input is
+    a text and no object: the model sees them as functions of one argument, `TEXT_INPUT`.
+    """
 
     tools: tuple[Tool, ...] = ()
     required: bool = False
     parallel: bool = True
+    ignored: tuple[str, ...] = ()
+    texts: frozenset[str] = frozenset()
+
+
+TEXT_INPUT = "input"
 
 
 def read_toolbox(fields: Fields) -> Toolbox:
@@ -33,6 +49,25 @@ def read_toolbox(fields: Fields) -> Toolbox:
     tools = tuple(_tool(as_fields(item, f"tools[{index}]")) for index, item in enumerate(items))
     parallel = fields.boolean("parallel_tool_calls")
     return chosen(fields.raw("tool_choice"), tools, parallel is not False)
+
+
+def hosted(fields: Fields) -> bool:
+    """Say whether a tool is one of those that a server may have and this one has not."""
+    return (fields.text("type") or "").startswith(HOSTED)
+
+
+def text_tool(fields: Fields) -> Tool:
+    """Return a tool whose input is a text, from OpenAI's object of type `custom`.
+
+    Raises:
+        ApiError: 400.
+    """
+    form = fields.object("format")
+    definition = None if form is None else form.text("definition")
+    parameters = {"type": "object", "properties": {TEXT_INPUT: {"type": "string"}}, "required": [TEXT_INPUT]}
+    tool = read_function(Fields({"name": fields.raw("name"), "description": fields.raw("description")}), "parameters")
+    told = tool.description if definition is None else f"{tool.description}\nIts input follows:\n{definition}"
+    return replace(tool, description=told, parameters={**parameters, "additionalProperties": False})
 
 
 def check_count(items: list[object]) -> list[object]:
@@ -73,8 +108,8 @@ def read_function(fields: Fields, schema: str) -> Tool:
     return Tool(name, fields.text("description") or "", given, fields.boolean("strict") or False)
 
 
-def chosen(choice: object, tools: tuple[Tool, ...], parallel: bool) -> Toolbox:
-    """Return what OpenAI's `tool_choice` makes of the tools.
+def chosen(choice: object, tools: tuple[Tool, ...], parallel: bool, kinds: tuple[str, ...] = ("function",)) -> Toolbox:
+    """Return what OpenAI's `tool_choice` makes of the tools. `kinds` are the types of those that it may name.
 
     Raises:
         ApiError: 400.
@@ -90,7 +125,7 @@ def chosen(choice: object, tools: tuple[Tool, ...], parallel: bool) -> Toolbox:
     if not isinstance(choice, dict):
         raise wrong_type("tool_choice", "a string or an object", choice)
     fields = as_fields(choice, "tool_choice")
-    if fields.text("type") != "function":
+    if fields.text("type") not in kinds:
         raise unsupported("tool_choice", f"Unsupported 'tool_choice': {shown(choice)}.")
     # The responses endpoint has the name at the top, chats below `function`.
     name = (fields.object("function") or fields).text("name")

@@ -82,6 +82,10 @@ class MessageFormat(Protocol):
         """Whether an answer's text follows the prompt directly, so that a client can give its beginning."""
 
     @property
+    def forces_whole_answers(self) -> bool:
+        """Whether the grammar of a forced call begins where the answer does, and not after its reasoning."""
+
+    @property
     def template(self) -> str:
         """The Jinja source for a checkpoint that brings none."""
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from muser_decode.formats.conversation import Call, Content, Delta, Reasoning, Tool
-from muser_decode.formats.typed import from_text, schema_of
+from muser_decode.formats.conversation import Content, Delta, Reasoning, Tool
+from muser_decode.formats.invoked import InvokedCalls
 
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>", "<|end_of_text|>")
 ROLE, TO = "assistant", " to="
@@ -15,10 +15,6 @@ SELF, USER = "self", "user"
 
 MAX_HEADER_CHARS = 256
 """A role and a recipient; tool names have at most 64 characters in OpenAI's API."""
-
-_INVOKE = re.compile(r'<atem:invoke name="([^"<>]*)">')
-_PARAMETER = re.compile(r'<atem:parameter name="([^"<>]*)">')
-_PARAMETER_END, _INVOKE_END = "</atem:parameter>", "</atem:invoke>"
 
 
 class _State(Enum):
@@ -32,14 +28,15 @@ class _State(Enum):
 class ChannelParser:
     """Reads one answer, which begins within the header that the prompt opened.
 
-    A message to a tool is shown once it is whole: as calls, or as text where it holds none. Text without
-    a header, as a model that does not know the format writes it, is an answer to the user.
+    A message to a tool that turns out to hold no call is shown as text. Text without a header, as a model that
+    does not know the format writes it, is an answer to the user.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = tools
         self._state = _State.HEADER
         self._buffer = ""
+        self._calls = InvokedCalls(tools)
 
     @property
     def held(self) -> int:
@@ -68,6 +65,8 @@ class ChannelParser:
         if self._state is _State.USER:
             return [Content(text)]
         self._buffer += text
+        if self._state is _State.TOOL:
+            return [*self._calls.feed(text)]
         if self._state is _State.HEADER and not may_be_header(self._buffer):
             self._state = _State.USER
             return self._flush()
@@ -96,10 +95,11 @@ class ChannelParser:
             rest = [] if known else self._flush()
             self._buffer = ""
             return rest
-        calls = read_calls(self._buffer, self._tools)
-        if calls:
+        deltas, begun = self._calls.end(), self._calls.begun
+        self._calls = InvokedCalls(self._tools)
+        if begun:
             self._buffer = ""
-        return list(calls) or self._flush()
+        return [*deltas] if begun else self._flush()
 
     def _flush(self) -> list[Delta]:
         text, self._buffer = self._buffer, ""
@@ -131,32 +131,3 @@ def may_be_header(text: str) -> bool:
     if TO.startswith(rest):
         return True
     return rest.startswith(TO) and len(rest) <= MAX_HEADER_CHARS and not re.search(r"\s\S", rest[len(TO) :])
-
-
-def read_calls(body: str, tools: Sequence[Tool]) -> list[Call]:
-    """Return the calls in a message to a tool. What is malformed or cut off within one is left out.
-
-    Values are texts up to their closing tag, whatever they hold; a tag that never closes gives none.
-    """
-    calls: list[Call] = []
-    place = 0
-    while invoke := _INVOKE.search(body, place):
-        arguments, place = _arguments(body, invoke.end(), invoke.group(1), tools)
-        if body.startswith(_INVOKE_END, place):
-            calls.append(Call(invoke.group(1), arguments))
-    return calls
-
-
-def _arguments(body: str, place: int, name: str, tools: Sequence[Tool]) -> tuple[dict[str, object], int]:
-    """Return the arguments from `place` on, and where they end."""
-    arguments: dict[str, object] = {}
-    while True:
-        while place < len(body) and body[place].isspace():
-            place += 1
-        parameter = _PARAMETER.match(body, place)
-        end = -1 if parameter is None else body.find(_PARAMETER_END, parameter.end())
-        if parameter is None or end < 0:
-            return arguments, place
-        value = body[parameter.end() : end]
-        arguments[parameter.group(1)] = from_text(value, schema_of(tools, name, parameter.group(1)))
-        place = end + len(_PARAMETER_END)

@@ -69,11 +69,35 @@ class Reasoning:
 
 
 @dataclass(frozen=True)
+class CallStart:
+    """A call begins; pieces of its arguments and the call itself follow, and nothing else between them."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A piece of the begun call's arguments, as JSON text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Call:
-    """A whole call of a tool."""
+    """A call has ended. `text` is its parts together; where the answer was cut within it, `text` is cut too.
+
+    `arguments` are what the text holds, none where it holds no JSON object.
+    """
 
     name: str
     arguments: Mapping[str, object]
+    text: str
 
 
-Delta = Content | Reasoning | Call
+CallDelta = CallStart | CallPart | Call
+Delta = Content | Reasoning | CallDelta
+
+
+def told_at_once(call: Call) -> list[CallDelta]:
+    """Return the deltas of a call that nothing was told of before its end."""
+    return [CallStart(call.name), CallPart(call.text), call]

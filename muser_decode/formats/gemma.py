@@ -7,11 +7,11 @@ call is a fenced block with JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from muser_decode.formats.base import JsonObject, Parser, PlainParser, Style, call_json, turn, with_system
+from muser_decode.formats.base import Parser, PlainParser, Style, call_json
 from muser_decode.formats.conversation import Message, Tool
-from muser_decode.formats.tagged import CallTags, TaggedParser, body_grammar, call_grammar
+from muser_decode.formats.tagged import CallTags, TaggedFormat, TaggedParser
 
 TAGS = CallTags("```tool_call\n", "\n```")
 
@@ -24,18 +24,16 @@ TEMPLATE = (
 )
 
 
-class Gemma:
+class Gemma(TaggedFormat):
     """See `MessageFormat`."""
 
     name = "gemma"
-    tools_as_text = True
-    plain_answers = True
+    tags = TAGS
+    end = "<end_of_turn>"
     template = TEMPLATE
 
-    def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
-        """See `MessageFormat`. Turns of one side that follow one another become one: templates demand it."""
-        if style.takes_tools:
-            return [turn(message) for message in messages]
+    def as_text(self, messages: Sequence[Message]) -> list[dict[str, object]]:
+        """See `TaggedFormat`. Turns of one side that follow one another become one: templates demand it."""
         turns: list[dict[str, object]] = []
         for message in messages:
             shaped = _as_text(message)
@@ -43,7 +41,16 @@ class Gemma:
                 turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n{shaped['content']}"}
             else:
                 turns.append(shaped)
-        return with_system(turns, instructions(tools)) if tools else turns
+        return turns
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """See `TaggedFormat`."""
+        listed = "\n".join(json.dumps(tool.definition()["function"], ensure_ascii=False) for tool in tools)
+        return (
+            f"These functions can be called:\n{listed}\n"
+            "To call one, answer with nothing but a block like this one:\n"
+            f'{TAGS.start}{{"name": "...", "arguments": {{...}}}}{TAGS.end}'
+        )
 
     def variables(self, effort: str | None, style: Style) -> dict[str, object] | None:
         """See `MessageFormat`. Gemma does not reason aloud."""
@@ -52,29 +59,6 @@ class Gemma:
     def parser(self, tools: Sequence[Tool], style: Style, tail: str) -> Parser:
         """See `MessageFormat`."""
         return TaggedParser(tools, TAGS, thinks=False, opened=False) if tools else PlainParser()
-
-    def stop_ids(self, special_ids: Mapping[str, int], eos_ids: frozenset[int]) -> frozenset[int]:
-        """See `MessageFormat`. Some files leave the end of a turn out of their own list."""
-        end = special_ids.get("<end_of_turn>")
-        return eos_ids if end is None else eos_ids | {end}
-
-    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
-        """See `MessageFormat`."""
-        return call_grammar(tools, TAGS, answer)
-
-    def strict_call(self, tools: Sequence[Tool]) -> str | None:
-        """See `MessageFormat`."""
-        return body_grammar(tools, TAGS)
-
-
-def instructions(tools: Sequence[Tool]) -> str:
-    """Return what the model is told of its tools."""
-    listed = "\n".join(json.dumps(tool.definition()["function"], ensure_ascii=False) for tool in tools)
-    return (
-        f"These functions can be called:\n{listed}\n"
-        "To call one, answer with nothing but a block like this one:\n"
-        f'{TAGS.start}{{"name": "...", "arguments": {{...}}}}{TAGS.end}'
-    )
 
 
 def _as_text(message: Message) -> dict[str, object]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muser_decode.formats.base import JsonObject, Parser, Style, turn
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.conversation import Message, Tool
+from muser_decode.formats.invoked_grammar import NotSayable, body_grammar, forced_grammar
 
 STRENGTH = "reasoning_strength"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
@@ -50,6 +51,7 @@ class Muse:
     name = "muse"
     tools_as_text = False
     plain_answers = False
+    forces_whole_answers = True
     template = TEMPLATE
 
     def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
@@ -72,9 +74,16 @@ class Muse:
         return frozenset(special_ids[stop] for stop in STOPS if stop in special_ids) | (eos_ids - {more})
 
     def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
-        """See `MessageFormat`. Control tokens stand in such answers, which no grammar of text describes."""
-        return None
+        """See `MessageFormat`. A JSON answer and a call are messages to different readers: the model chooses freely."""
+        return None if answer is not None else _grammar(forced_grammar, tools)
 
     def strict_call(self, tools: Sequence[Tool]) -> str | None:
-        """See `MessageFormat`. Values in the XML-like body are not JSON."""
+        """See `MessageFormat`."""
+        return _grammar(body_grammar, tools)
+
+
+def _grammar(make: Callable[[Sequence[Tool]], str], tools: Sequence[Tool]) -> str | None:
+    try:
+        return make(tools)
+    except NotSayable:
         return None

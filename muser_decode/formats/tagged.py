@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from muser_decode.formats.base import JsonObject
-from muser_decode.formats.conversation import Call, Content, Delta, Reasoning, Tool
+from muser_decode.formats.base import JsonObject, Style, turn, with_system
+from muser_decode.formats.conversation import Call, Content, Delta, Message, Reasoning, Tool, told_at_once
+from muser_decode.formats.streamed import JsonCall, head_at_end
 from muser_decode.formats.typed import coerced_arguments, parse_json
 
 THINK, THINK_END = "<think>", "</think>"
@@ -39,7 +41,7 @@ class TaggedParser:
     """Reads `<think>` at the start, and calls between `tags` anywhere in the answer.
 
     White space around reasoning and calls is the format's and not shown. A call whose body cannot be
-    read, or that the end cuts off, is shown as the text that it is.
+    read is shown as the text that it is, unless its arguments have begun: then it is a call that was cut.
     """
 
     def __init__(self, tools: Sequence[Tool], tags: CallTags, *, thinks: bool, opened: bool) -> None:
@@ -48,6 +50,7 @@ class TaggedParser:
         self._state = first if thinks else _State.ANSWER
         self._buffer = ""
         self._called = False
+        self._reader = JsonCall(tools)
 
     @property
     def held(self) -> int:
@@ -83,6 +86,9 @@ class TaggedParser:
         if not self.answering:
             return [Reasoning(rest)] if rest.strip() else []
         if self._state is _State.CALL:
+            deltas = self._reader.read(rest)
+            if self._reader.begun:
+                return [*deltas, self._reader.end()]
             rest = self._tags.start + rest
         if self._called or self._state is _State.AFTER_THINKING:
             rest = rest if rest.strip() else ""
@@ -138,12 +144,20 @@ class TaggedParser:
     def _call(self, deltas: list[Delta]) -> bool:
         body, found, after = self._buffer.partition(self._tags.end)
         if not found:
+            deltas += self._reader.read(body[: len(body) - head_at_end(body, self._tags.end)])
             return False
-        call = read_call(body, self._tools)
-        deltas.append(Content(self._tags.start + body + self._tags.end) if call is None else call)
-        self._called |= call is not None
-        self._buffer, self._state = after, _State.ANSWER
+        deltas += self._reader.read(body)
+        deltas += [self._reader.end()] if self._reader.begun else self._whole(body)
+        self._called |= isinstance(deltas[-1], Call)
+        self._buffer, self._state, self._reader = after, _State.ANSWER, JsonCall(self._tools)
         return True
+
+    def _whole(self, body: str) -> list[Delta]:
+        """Return what a whole body is in which nothing was certain before its end."""
+        call = read_call(body, self._tools)
+        if call is None:
+            return [Content(self._tags.start + body + self._tags.end)]
+        return [*told_at_once(call)]
 
     def _release(self, deltas: list[Delta], kind: type[Content | Reasoning], tag: str) -> None:
         """Show what cannot be part of `tag` or of the white space before it."""
@@ -155,18 +169,6 @@ class TaggedParser:
         if count:
             deltas.append(kind(self._buffer[:count]))
             self._buffer = self._buffer[count:]
-
-
-def head_at_end(text: str, tag: str) -> int:
-    """Return the length of the longest end of `text` that begins `tag`.
-
-    >>> head_at_end("a <thi", "<think>"), head_at_end("a <b", "<think>")
-    (4, 0)
-    """
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
-        if tag.startswith(text[-length:]):
-            return length
-    return 0
 
 
 def read_call(body: str, tools: Sequence[Tool]) -> Call | None:
@@ -183,7 +185,55 @@ def read_call(body: str, tools: Sequence[Tool]) -> Call | None:
     name = value.get("name")
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return Call(name, coerced_arguments(arguments, tools, name))
+    arguments = coerced_arguments(arguments, tools, name)
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which no client could be sent.
+        return None
+    return Call(name, arguments, text)
+
+
+class TaggedFormat(ABC):
+    """What formats share whose calls are JSON between `tags` and whose turns end with the control token `end`.
+
+    See `MessageFormat`. A template that knows no tools gets them as text, in the same tags.
+    """
+
+    tags: CallTags
+    end: str
+    tools_as_text = True
+    plain_answers = True
+    forces_whole_answers = False
+
+    def turns(self, messages: Sequence[Message], tools: Sequence[Tool], style: Style) -> list[dict[str, object]]:
+        """See `MessageFormat`."""
+        if style.takes_tools:
+            return [turn(message) for message in messages]
+        turns = self.as_text(messages)
+        return with_system(turns, self.instructions(tools)) if tools else turns
+
+    @abstractmethod
+    def as_text(self, messages: Sequence[Message]) -> list[dict[str, object]]:
+        """Return turns of role and content alone, for a template that knows no tools."""
+
+    @abstractmethod
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """Return what a model is told of its tools where its template does not do so."""
+
+    def stop_ids(self, special_ids: Mapping[str, int], eos_ids: frozenset[int]) -> frozenset[int]:
+        """See `MessageFormat`. Some files leave the end of a turn out of their own list."""
+        end = special_ids.get(self.end)
+        return eos_ids if end is None else eos_ids | {end}
+
+    def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
+        """See `MessageFormat`."""
+        return call_grammar(tools, self.tags, answer)
+
+    def strict_call(self, tools: Sequence[Tool]) -> str | None:
+        """See `MessageFormat`."""
+        return body_grammar(tools, self.tags)
 
 
 def call_grammar(tools: Sequence[Tool], tags: CallTags, answer: JsonObject | None = None) -> str:

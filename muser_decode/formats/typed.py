@@ -24,8 +24,37 @@ def schema_of(tools: Sequence[Tool], name: str, parameter: str) -> Mapping[str, 
         properties = tool.parameters.get("properties")
         if tool.name == name and isinstance(properties, dict):
             found = properties.get(parameter)
-            return found if isinstance(found, dict) else {}
+            return _with_alternatives(found, tool.parameters) if isinstance(found, dict) else {}
     return {}
+
+
+def _with_alternatives(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a schema resolved, and its alternatives too."""
+    whole = resolved(schema, root)
+    alternatives = {
+        key: [resolved(one, root) for one in choices if isinstance(one, Mapping)]
+        for key in ("anyOf", "oneOf")
+        if isinstance(choices := whole.get(key), list)
+    }
+    return {**whole, **alternatives}
+
+
+def resolved(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what a schema refers to within `root`; the schema itself where it refers to nothing that is there.
+
+    >>> resolved({"$ref": "#/$defs/n"}, {"$defs": {"n": {"type": "integer"}}})
+    {'type': 'integer'}
+    """
+    seen: list[object] = []
+    while isinstance(schema.get("$ref"), str) and schema["$ref"] not in seen:
+        seen.append(schema["$ref"])
+        place: object = root
+        for step in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
+            place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
+        if not isinstance(place, Mapping):
+            break
+        schema = place
+    return schema
 
 
 def from_text(text: str, schema: Mapping[str, object]) -> object:
@@ -37,7 +66,7 @@ def from_text(text: str, schema: Mapping[str, object]) -> object:
     >>> from_text("3", {"type": "string"}), from_text("3", {"type": "integer"}), from_text("3", {})
     ('3', 3, '3')
     """
-    names = list(_types(schema)) or ["array", "object"]
+    names = type_names(schema) or ["array", "object"]
     for name in names:
         if name == "string":
             return text
@@ -53,7 +82,7 @@ def coerced(value: object, schema: Mapping[str, object]) -> object:
     >>> coerced("3", {"type": "integer"}), coerced(3, {"type": "string"}), coerced("x", {"type": "integer"})
     (3, '3', 'x')
     """
-    names = list(_types(schema))
+    names = type_names(schema)
     if not names or any(_is(value, name) for name in names):
         return value
     if isinstance(value, str):
@@ -102,8 +131,12 @@ def _read(text: str) -> object:
         return _Unreadable()
 
 
+def type_names(schema: Mapping[str, object]) -> list[str]:
+    """Return the type names of a schema, those of alternatives and of constants too; none where it names none."""
+    return list(_types(schema))
+
+
 def _types(schema: Mapping[str, object]) -> Iterator[str]:
-    """Yield the type names of a schema, those of alternatives and of constants too."""
     named = schema.get("type")
     if isinstance(named, str):
         yield named

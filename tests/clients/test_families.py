@@ -10,9 +10,10 @@ import httpx
 import pytest
 from local_backend import local_backend, served
 
+from muser_decode.formats.muse import Muse
 from muser_wire.model.tiny import write_tiny
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"far": {"type": "boolean"}},
     "required": ["far"],
@@ -30,7 +31,13 @@ HISTORY: list[dict[str, Any]] = [
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
     path = tmp_path_factory.mktemp("models") / request.param
     write_tiny(request.param, path)
-    with local_backend(path) as backend, served(backend) as url, httpx.Client(base_url=url, timeout=60) as client:
+    # The tiny checkpoint's own template of this family takes no tools.
+    options = {"chat_template": Muse().template} if request.param == "muse_glimmer" else {}
+    with (
+        local_backend(path) as backend,
+        served(backend, **options) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         yield request.param, client
 
 
@@ -61,7 +68,7 @@ def test_no_spelling_of_a_user_s_ends_a_turn(client: tuple[str, Any]) -> None:
 
     plain, evil = tokens("x"), tokens(end)
     (end_id,) = {token for token in plain if spelled(token) == end}
-    assert evil.count(end_id) == plain.count(end_id) == 1
+    assert evil.count(end_id) == plain.count(end_id) > 0
 
 
 def test_an_answer_that_must_follow_a_schema(client: tuple[str, Any]) -> None:
@@ -76,12 +83,28 @@ def test_an_answer_that_must_follow_a_schema(client: tuple[str, Any]) -> None:
 
 def test_a_call_that_must_be_made(client: tuple[str, Any]) -> None:
     family, http = client
-    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-    body = {"model": "tiny", "messages": HISTORY, "tools": [tool], "tool_choice": "required", "max_tokens": 80}
-    response = http.post("/v1/chat/completions", json=body)
-    if family == "muse_glimmer":
-        # Its tiny checkpoint's template takes no tools, and its format cannot be made to call one.
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-        return
-    (call,) = response.json()["choices"][0]["message"]["tool_calls"]
-    assert set(json.loads(call["function"]["arguments"])) == {"far"}
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "note": {"type": "string", "maxLength": 20}}}
+    names = ("look", "find")
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in names]
+    named = {"type": "function", "function": {"name": "find"}}
+    for seed, choice in ((1, "required"), (2, named), (3, named)):
+        body = {"model": "tiny", "messages": HISTORY, "tools": tools, "tool_choice": choice, "seed": seed}
+        # Where the model may reason first, it does so until nothing else is left to do.
+        ended = {"logit_bias": {str(end): 30 for end in ends(http)}} if family == "muse_glimmer" else {}
+        answer = http.post("/v1/chat/completions", json={**body, **ended}).json()["choices"][0]
+        (call,) = answer["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert {"far"} <= set(arguments) <= {"far", "note"}
+        assert isinstance(arguments["far"], bool)
+        assert call["function"]["name"] in (names if choice == "required" else ("find",))
+        assert answer["finish_reason"] == "tool_calls"
+        streamed = http.post("/v1/chat/completions", json={**body, **ended, "stream": True}).text
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        parts = [part for e in events for part in e["choices"][0]["delta"].get("tool_calls", [])]
+        assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+
+
+def ends(http: httpx.Client) -> list[int]:
+    """The ids that end messages of Muse Glimmer: control tokens are a tiny vocabulary's first."""
+    spelled = [http.post("/detokenize", json={"tokens": [token]}).json()["prompt"] for token in range(8)]
+    return [token for token, text in enumerate(spelled) if text in ("<|eot|>", "<|eom|>")]

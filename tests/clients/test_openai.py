@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from made_serve import made_serve
 from pydantic import BaseModel
 
 
@@ -33,10 +36,20 @@ TOOL: Any = {
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def client(node: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
+@pytest.fixture(scope="module", params=["the HTTP side alone", "make serve"])
+def client(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "make serve":
+            folder = tmp_path_factory.mktemp("served")
+            # The folder's name is the model's in the API.
+            (folder / "tiny").symlink_to(tiny_llama)
+            url = stack.enter_context(made_serve(folder / "tiny", folder / "log"))
+        else:
+            url = request.getfixturevalue("node").url
+        options: Any = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        yield stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", **options))
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -27,6 +27,7 @@ from exact_runs import (
     TOKENS,
     Digests,
     Fixture,
+    decode_run,
     mlx_run,
     one_by_one,
     plain_run,
@@ -55,7 +56,10 @@ def fixtures(names: list[str], folder: Path) -> Iterator[Fixture]:
 
 
 def runs(fixture: Fixture) -> Iterator[Run]:
-    """Yield library, way, tokens and what runs it. MLX on a CPU reads long prompts slowly, so it has fewer."""
+    """Yield library, way, tokens and what runs it. MLX on a CPU reads long prompts slowly, so it has fewer.
+
+    "decode" is the decode node with compiled kernels.
+    """
     weights, ids = fixture.weights(), fixture.ids
     numpy = NumpyArithmetic(np.float64)
     yield "numpy", "one by one", SHORT, lambda: plain_run(numpy, weights, one_by_one(ids[:SHORT]))
@@ -69,6 +73,8 @@ def runs(fixture: Fixture) -> Iterator[Run]:
     yield "mlx", "one by one", SHORT, lambda: mlx_run(weights, one_by_one(ids[:SHORT]))
     yield "mlx", "chunks", MIDDLE, lambda: mlx_run(weights, random_chunks(ids[:MIDDLE]))
     yield "mlx", "whole", TOKENS, lambda: mlx_run(weights, whole(ids))
+    yield "decode", "one by one", MIDDLE, lambda: decode_run(weights, one_by_one(ids[:MIDDLE]))
+    yield "decode", "chunks", TOKENS, lambda: decode_run(weights, random_chunks(ids))
     segments = 0
 
     def remote() -> Digests:

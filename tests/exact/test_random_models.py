@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from exact_runs import CPU, Chunks, Digests, mlx_run, plain_run, sha, torch_run, whole
+from exact_runs import CPU, Chunks, Digests, decode_run, mlx_run, plain_run, sha, torch_run, whole
 
 from muser_decode.reference.mlx_arithmetic import MlxArithmetic
 from muser_prefill.kernels.exact.reference import plain_kernels
@@ -60,6 +60,7 @@ def runs_of(seed: int) -> dict[str, Digests]:
         "numpy, whole": plain_run(NumpyArithmetic(np.float64), weights, whole(ids)),
         "torch, chunks": torch_run(weights, pieces),
         "mlx": mlx_run(weights, pieces if seed % 2 else whole(ids)),
+        "decode": decode_run(weights, whole(ids) if seed % 2 else pieces),
     }
     if seed % 4 == 0:
         found["torch, plain, whole"] = torch_run(weights, whole(ids), plain_kernels(CPU))

@@ -13,6 +13,7 @@ from exact_runs import (
     CPU,
     Digests,
     Fixture,
+    decode_run,
     mlx_run,
     one_by_one,
     plain_run,
@@ -61,8 +62,9 @@ def test_a_tiny_model_is_equal_in_numpy_torch_and_mlx(muse: Fixture) -> None:
     for chunks in (whole(ids), random_chunks(ids)):
         assert torch_run(weights, chunks) == vector("tiny-muse", TOKENS)
         assert mlx_run(weights, chunks) == vector("tiny-muse", TOKENS)
+        assert decode_run(weights, chunks) == vector("tiny-muse", TOKENS)
     assert torch_run(weights, whole(ids[:MIDDLE]), plain_kernels(CPU)) == vector("tiny-muse", MIDDLE)
-    for run in (torch_run, mlx_run):
+    for run in (torch_run, mlx_run, decode_run):
         assert run(weights, one_by_one(ids[:SHORT])) == vector("tiny-muse", SHORT)
 
 
@@ -83,3 +85,4 @@ def test_the_beginning_of_a_real_prompt_is_equal(name: str) -> None:
     assert plain_run(NumpyArithmetic(np.float64), weights, whole(ids)) == wanted
     assert torch_run(weights, random_chunks(ids)) == wanted
     assert mlx_run(weights, random_chunks(ids)) == wanted
+    assert decode_run(weights, random_chunks(ids)) == wanted

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,7 @@ class ScriptedBackend:
     status: dict[str, Any] = field(default_factory=lambda: {"lane": "native"})
     refusal: Exception | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
+    explained: list[list[int]] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -124,6 +125,17 @@ class ScriptedBackend:
 
     def ready(self) -> tuple[bool, str]:
         return self.is_ready
+
+    def explain_held(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        self.explained.append(list(prompt_ids))
+        return {
+            "prompt_tokens": len(prompt_ids),
+            "held_tokens": 0,
+            "reason": "never seen",
+            "blocks": [],
+            "elsewhere": [],
+            "ignored_stores": [],
+        }
 
     def describe_status(self) -> dict[str, Any]:
         return self.status

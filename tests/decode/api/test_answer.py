@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from read_deltas import called, together
 
 from muser_decode.api.account import account, usage
 from muser_decode.api.answer import Answer, Reading
@@ -17,10 +18,10 @@ from muser_decode.engine.request import (
 )
 from muser_decode.formats.base import PlainParser
 from muser_decode.formats.chatml_hermes import TAGS
-from muser_decode.formats.conversation import Call, Content, Reasoning, Tool
+from muser_decode.formats.conversation import Call, Content, Delta, Tool
 from muser_decode.formats.tagged import TaggedParser
 
-REPORT = RouteReport(Route.SALVAGED, "producer lost", 1.5, 0.5, 8, 3, 4, 1024, "h")
+REPORT = RouteReport(Route.SALVAGED, "producer lost", 1.5, 0.5, 8, 3, 4, 1024, "h", producers=(("a:1", 5), ("b:1", 3)))
 END = Finished(FinishReason.LENGTH, generated_tokens=5, first_token_s=2.0, decode_s=0.5)
 
 
@@ -45,7 +46,7 @@ def feed(answer: Answer, event: Event) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, Content))
 
 
-def say(answer: Answer, text: str, probability: float | None = None) -> list[Content | Reasoning | Call]:
+def say(answer: Answer, text: str, probability: float | None = None) -> list[Delta]:
     told = None if probability is None else Likelihood(probability)
     return [delta for byte in text.encode() for delta in answer.feed(TokenEvent(byte, told))]
 
@@ -73,6 +74,7 @@ def test_events_add_up_to_text_and_figures() -> None:
         "route": "salvaged",
         "reason": "producer lost",
         "handoff_id": "h",
+        "deadline_reached": False,
         "timings": {
             "prefill_s": 1.5,
             "wire_s": 0.5,
@@ -80,10 +82,19 @@ def test_events_add_up_to_text_and_figures() -> None:
             "decode_s": 0.5,
             # Five tokens in half a second.
             "tokens_per_second": 10.0,
+            "tokens_by_origin": {
+                "memory": 0,
+                "disk": 0,
+                "peer": 0,
+                "remote_computed": 8,
+                "local_computed": 3,
+            },
         },
         "memory_tokens": 0,
         "disk_tokens": 0,
+        "peer_tokens": 0,
         "remote_tokens": 8,
+        "producers": {"a:1": 5, "b:1": 3},
         "local_tokens": 3,
         "held_reason": "",
         "held_decoded": False,
@@ -134,7 +145,7 @@ def test_stop_strings_are_looked_for_in_what_the_user_sees() -> None:
 def test_held_text_goes_out_before_a_call() -> None:
     answer = hermes("a##")
     deltas = say(answer, 'say a<tool_call>{"name": "f"}</tool_call>')
-    assert deltas[-2:] == [Content("a"), Call("f", {})]
+    assert together(deltas) == [Content("say a"), called("f", {})]
     answer.feed(Finished(FinishReason.STOP, 1, 1.0, 1.0))
     assert (answer.finish_reason(), answer.calls) == ("tool_calls", 1)
 
@@ -146,10 +157,18 @@ def test_an_answer_that_was_cut_off_says_so_whatever_it_called() -> None:
     assert answer.finish_reason() == "length"
 
 
+def test_a_call_that_the_length_cut_is_a_call_that_was_cut() -> None:
+    answer = hermes()
+    say(answer, '<tool_call>{"name": "f", "arguments": {"a": "b')
+    (call,) = answer.feed(END)
+    assert call == Call("f", {}, '{"a": "b')
+    assert answer.finish_reason() == "length"
+
+
 def test_one_call_ends_the_answer_where_only_one_is_wanted() -> None:
     answer = hermes(one_call=True)
     call = '<tool_call>{"name": "f"}</tool_call>'
-    assert say(answer, call + call) == [Call("f", {})]
+    assert together(say(answer, call + call)) == [called("f", {})]
     assert (answer.complete, answer.finish_reason()) == (True, "tool_calls")
 
 
@@ -157,7 +176,7 @@ def test_control_tokens_reach_the_parser_and_never_the_text() -> None:
     answer = hermes()
     answer.feed(TokenEvent(200))
     say(answer, '{"name": "f"}')
-    assert answer.feed(TokenEvent(201)) == [Call("f", {})]
+    assert together(answer.feed(TokenEvent(201))) == [called("f", {})]
     assert plain().feed(TokenEvent(65)) == [Content("A")]
     assert Answer(Bytes(), Reading(PlainParser(), {65: "<x>"})).feed(TokenEvent(65)) == []
 
@@ -187,3 +206,16 @@ def test_likelihoods_of_held_text_come_at_the_end() -> None:
     records = answer.take_records()
     assert [record.token_id for record in records] == [0xC3, 0xA9, 120, 121]
     assert [record.chars for record in records] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("tokens", "late"), [(0, True), (1, False)])
+def test_an_answer_that_a_deadline_cuts_ends_like_one_that_is_too_long(tokens: int, *, late: bool) -> None:
+    answer = plain()
+    answer.feed(RouteReport(Route.LOCAL, "none", 0.1))
+    for token in range(tokens):
+        answer.feed(TokenEvent(token))
+    answer.feed(Finished(FinishReason.DEADLINE, tokens, 0.0, 0.0))
+    assert (answer.finish_reason(), answer.late) == ("length", late)
+    figures = account(answer)
+    assert figures is not None
+    assert figures["deadline_reached"] is True

@@ -20,6 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
+    "/explain-cache": {"tokens": [65]},
     "/apply-template": {"messages": [{"role": "user", "content": "x"}]},
 }
 
@@ -107,3 +108,58 @@ def test_odd_conversations_are_answered(kit: Any, messages: list[dict[str, Any]]
     kit.backend.context_tokens = 100_000
     response = kit.caller(Limits()).call("/v1/chat/completions", messages=messages, max_tokens=2**62)
     assert response.status_code == 200
+
+
+USER = {"role": "user", "content": "x"}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "["}}],
+}
+NAMED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("no messages", {"messages": []}, "messages", "invalid_value"),
+    ("null messages", {"messages": None}, "messages", "missing_required_parameter"),
+    ("messages of another type", {"messages": "x"}, "messages", "invalid_type"),
+    ("no parts", {"messages": [{"role": "user", "content": []}]}, "messages[0].content", "invalid_value"),
+    (
+        "an unknown part",
+        {"messages": [{"role": "user", "content": [{"type": "smell"}]}]},
+        "messages[0].content[0].type",
+        "invalid_value",
+    ),
+    (
+        "a picture",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        "messages[0].content[0].type",
+        "unsupported_parameter",
+    ),
+    ("broken arguments", {"messages": [CALLED]}, "messages[0].tool_calls[0].function.arguments", "invalid_value"),
+    ("too many messages", {"messages": [USER] * 8193}, "messages", "invalid_value"),
+    ("zero tokens", {"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ("fewer than none", {"max_completion_tokens": -5}, "max_completion_tokens", "invalid_value"),
+    ("more than any", {"max_tokens": 2**63}, "max_tokens", "invalid_value"),
+    ("no answers", {"n": 0}, "n", "invalid_value"),
+    ("too many answers", {"n": 1000}, "n", "invalid_value"),
+    ("a bias too strong", {"logit_bias": {"1": 100.5}}, "logit_bias.1", "invalid_value"),
+    ("a bias of a token that is not there", {"logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),
+    ("a stop token that is not there", {"stop_token_ids": [5000]}, "stop_token_ids", "invalid_value"),
+    ("a temperature in words", {"temperature": "hot"}, "temperature", "invalid_type"),
+    ("a negative temperature", {"temperature": -1}, "temperature", "invalid_value"),
+    ("a flag that is a number", {"stream": 1}, "stream", "invalid_type"),
+    ("another model", {"model": "other"}, "model", "model_not_found"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("body", "param", "code"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
+def test_a_bad_field_is_named_and_the_next_request_works(
+    kit: Any, body: dict[str, Any], param: str, code: str, stream: bool
+) -> None:
+    caller = kit.caller()
+    response = caller.call("/v1/chat/completions", **{"messages": [USER], "stream": stream, **body})
+    assert response.status_code == (404 if code == "model_not_found" else 400)
+    error = response.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert error["message"]
+    assert kit.backend.requests == []
+    assert caller.call("/v1/chat/completions", messages=[USER], stream=stream).status_code == 200

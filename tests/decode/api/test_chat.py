@@ -66,16 +66,26 @@ def test_an_answer_in_one_piece(kit: Any) -> None:
             "route": "remote",
             "reason": "",
             "handoff_id": "h-1",
+            "deadline_reached": False,
             "timings": {
                 "prefill_s": 0.5,
                 "wire_s": 0.25,
                 "first_token_s": 0.75,
                 "decode_s": 2.0,
                 "tokens_per_second": 2.5,
+                "tokens_by_origin": {
+                    "memory": 0,
+                    "disk": 0,
+                    "peer": 0,
+                    "remote_computed": 20,
+                    "local_computed": 0,
+                },
             },
             "memory_tokens": 0,
             "disk_tokens": 0,
+            "peer_tokens": 0,
             "remote_tokens": 20,
+            "producers": {},
             "local_tokens": 0,
             "held_reason": "",
             "held_decoded": False,
@@ -158,6 +168,7 @@ def test_an_engine_that_does_not_close_costs_the_figures_and_not_the_answer(kit:
         "first_token_s": None,
         "decode_s": None,
         "tokens_per_second": None,
+        "tokens_by_origin": {"memory": 0, "disk": 0, "peer": 0, "remote_computed": 20, "local_computed": 0},
     }
 
 

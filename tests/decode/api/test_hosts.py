@@ -41,3 +41,42 @@ def test_a_page_of_another_origin_is_refused(origin: str) -> None:
 @pytest.mark.parametrize("origin", ["http://localhost:4949", "http://127.0.0.1:3000"])
 def test_a_page_of_this_machine_is_served(origin: str) -> None:
     assert status({"origin": origin})[0] == 200
+
+
+def arriving_at(address: str, headers: dict[str, str], names: frozenset[str] = frozenset({"mac.local"})) -> int:
+    """Ask over a connection that was made to `address`; return the status."""
+    sent: list[dict[str, object]] = []
+
+    async def ask() -> None:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "server": (address, 4949),
+        }
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        guard = HostGuard(PlainTextResponse("reached"), names)
+        await guard(scope, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    return int(str(sent[0]["status"]))
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("192.168.1.5", "192.168.1.5:4949"), ("fd00::5", "[fd00:0:0::5]:4949"), ("fe80::1%en0", "[fe80::1]")],
+)
+def test_the_address_that_a_client_reached_is_a_name(address: str, host: str) -> None:
+    assert arriving_at(address, {"host": host}) == 200
+    assert arriving_at(address, {"host": host, "origin": f"http://{host}"}) == 200
+    assert arriving_at(address, {"host": "MAC.local", "origin": f"https://{host}"}) == 200
+
+
+@pytest.mark.parametrize("host", ["192.168.1.6", "evil.example", "192.168.1.5.evil.example", "localhost"])
+def test_another_address_or_a_name_that_was_not_allowed_is_none(host: str) -> None:
+    assert arriving_at("192.168.1.5", {"host": host}) == 403
+    assert arriving_at("192.168.1.5", {"host": "192.168.1.5", "origin": f"http://{host}"}) == 403

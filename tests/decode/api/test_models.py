@@ -32,10 +32,18 @@ def test_health_says_that_the_process_lives(kit: Any) -> None:
 def test_ready_names_the_reason_when_it_is_not(kit: Any) -> None:
     caller = kit.caller()
     response = caller.request("GET", "/ready")
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "reason": ""})
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "reason": "", "producers": []})
     kit.backend.is_ready = (False, "the engine is loading")
     response = caller.request("GET", "/ready")
-    assert (response.status_code, response.json()) == (503, {"status": "not ready", "reason": "the engine is loading"})
+    body = {"status": "not ready", "reason": "the engine is loading", "producers": []}
+    assert (response.status_code, response.json()) == (503, body)
+
+
+def test_ready_lists_the_producers_which_do_not_decide_it(kit: Any) -> None:
+    gone = {"name": "a:1", "state": "unreachable", "reason": "gone"}
+    kit.backend.status = {"producers": [gone]}
+    response = kit.caller().request("GET", "/ready")
+    assert (response.status_code, response.json()["producers"]) == (200, [gone])
 
 
 def test_a_status_that_fails_is_a_500_and_the_next_request_works(kit: Any) -> None:

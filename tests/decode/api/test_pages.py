@@ -23,6 +23,15 @@ def test_a_page_needs_nothing_from_elsewhere(kit: Any, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_page_calls_only_what_is_served(kit: Any, path: str) -> None:
-    called = set(re.findall(r"fetch\(\"([^\"]+)\"", kit.caller().request("GET", path).text))
+    called = set(re.findall(r"(?:fetch|call)\(\"([^\"]+)\"", kit.caller().request("GET", path).text))
     assert called
     assert called <= {operation.path for operation in OPERATIONS}
+
+
+def test_the_chat_page_shows_the_key_with_every_call_and_keeps_it_for_its_tab_alone(kit: Any) -> None:
+    page = kit.caller().request("GET", "/").text
+    # The one place that talks to the node is the one that adds the key.
+    assert re.findall(r"\bfetch\(([^,)]*)", page) == ["path"]
+    assert page.count("authorization") == 1
+    assert "sessionStorage" in page
+    assert not re.search(r"localStorage|document\.cookie|indexedDB", page)

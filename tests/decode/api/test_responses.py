@@ -55,7 +55,7 @@ def test_a_stream_tells_the_same_items(kit: Any) -> None:
     kit.backend.script = kit.saying(CALL)
     events = kit.named_events(kit.caller().call(PATH, input="Hi", tools=[TOOL], stream=True))
     assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
-    names = [name for name, _ in events if not name.endswith("output_text.delta")]
+    names = [name for name, _ in events if not name.endswith(("output_text.delta", "arguments.delta"))]
     assert names == [
         "response.created",
         "response.in_progress",
@@ -65,7 +65,6 @@ def test_a_stream_tells_the_same_items(kit: Any) -> None:
         "response.content_part.done",
         "response.output_item.done",
         "response.output_item.added",
-        "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
@@ -76,11 +75,57 @@ def test_a_stream_tells_the_same_items(kit: Any) -> None:
     assert whole["output"] == done
     assert (text, done[0]["content"][0]["text"]) == ("Wait.", "Wait.")
     assert (done[1]["type"], done[1]["name"], json.loads(done[1]["arguments"])) == ("function_call", "f", {"a": 1})
+    pieces = [data for name, data in events if name == "response.function_call_arguments.delta"]
+    assert [piece["delta"] for piece in pieces] == ["{", '"a"', ": ", "1}"]
+    assert {(piece["item_id"], piece["output_index"]) for piece in pieces} == {(done[1]["id"], 1)}
     assert whole["status"] == "completed"
     added = [data for name, data in events if name == "response.output_item.added"]
     assert [(data["output_index"], data["item"]["id"]) for data in added] == [(0, done[0]["id"]), (1, done[1]["id"])]
     same = kit.caller().call(PATH, input="Hi", tools=[TOOL]).json()["output"]
     assert [{**item, "id": 0, "call_id": 0} for item in same] == [{**item, "id": 0, "call_id": 0} for item in done]
+
+
+def test_a_call_that_the_length_cut_is_incomplete(kit: Any) -> None:
+    kit.backend.script = kit.saying('<tool_call>{"name": "f", "arguments": {"a": "x', FinishReason.LENGTH)
+    for stream in (False, True):
+        response = kit.caller().call(PATH, input="Hi", tools=[TOOL], stream=stream)
+        whole = kit.named_events(response)[-1][1]["response"] if stream else response.json()
+        (item,) = whole["output"]
+        assert (item["type"], item["arguments"], item["status"]) == ("function_call", '{"a": "x', "incomplete")
+        assert whole["status"] == "incomplete"
+
+
+def test_a_tool_whose_input_is_a_text_is_called_with_one(kit: Any) -> None:
+    patch = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"definition": "start: LF"}}
+    text = '*** Begin "Patch"\n+é\n'
+    kit.backend.script = kit.saying(
+        f"<tool_call>{json.dumps({'name': 'patch', 'arguments': {'input': text}})}</tool_call>"
+    )
+    response = kit.caller().call(PATH, input="Hi", tools=[patch, {"type": "web_search"}], stream=True)
+    assert response.headers["x-muser-ignored-tools"] == "web_search"
+    events = kit.named_events(response)
+    assert [name for name, _ in events][2:] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    (item,) = events[-1][1]["response"]["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", text)
+    assert (events[3][1]["delta"], events[4][1]["input"]) == (text, text)
+    assert events[-1][1]["response"]["tools"] == [patch]
+    (tool,) = read(tools=[patch]).toolbox.tools
+    assert (tool.name, tool.description) == ("patch", "Edits.\nIts input follows:\nstart: LF")
+    items = [
+        {"role": "user", "content": "a"},
+        {**item, "call_id": "c"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+    ]
+    assert read(input=items).messages[1:] == (
+        Message("assistant", "", tool_calls=(ToolCall("c", "patch", {"input": text}),)),
+        Message("tool", "done", "patch", tool_call_id="c"),
+    )
 
 
 def test_reasoning_is_an_item_of_its_own(kit: Any) -> None:
@@ -167,7 +212,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "r"}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom"}]}, "name"),
     ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 21}, "top_logprobs"),

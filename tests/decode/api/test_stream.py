@@ -181,10 +181,40 @@ def test_calls_and_reasoning_are_streamed(kit: Any) -> None:
     events = kit.sse(kit.caller().chat(stream=True, tools=tools))
     assert "".join(delta.get("reasoning_content", "") for delta in deltas(events)) == "hm"
     assert text(events) == "a"
-    (calls,) = [delta["tool_calls"] for delta in deltas(events) if "tool_calls" in delta]
-    assert calls[0].pop("id").startswith("call_")
-    assert calls == [{"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    first, second = [delta["tool_calls"] for delta in deltas(events) if "tool_calls" in delta]
+    assert first[0].pop("id").startswith("call_")
+    assert first == [{"index": 0, "type": "function", "function": {"name": "f", "arguments": ""}}]
+    assert second == [{"index": 0, "function": {"arguments": "{}"}}]
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
     whole = kit.caller().chat(tools=tools).json()["choices"][0]["message"]
     assert (whole["reasoning_content"], whole["content"]) == ("hm", "a")
     assert whole["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_arguments_are_streamed_while_the_model_writes_them(kit: Any) -> None:
+    body = '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}</tool_call>'
+    kit.backend.script = kit.saying(body * 2)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    events = kit.sse(kit.caller().chat(stream=True, tools=tools))
+    calls = [call for delta in deltas(events) for call in delta.get("tool_calls", [])]
+    for index in range(2):
+        own = [call for call in calls if call["index"] == index]
+        # Each token of the text is told when it comes; id and name stand in the first piece alone.
+        assert [set(call) for call in own] == [{"index", "id", "type", "function"}] + [{"index", "function"}] * 10
+        assert "".join(call["function"]["arguments"] for call in own) == '{"city": "Oslo"}'
+        assert [call["function"].get("name") for call in own] == ["f"] + [None] * 10
+    assert len({call["id"] for call in calls if "id" in call}) == 2
+    whole = kit.caller().chat(tools=tools).json()["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["arguments"] for call in whole] == ['{"city": "Oslo"}'] * 2
+
+
+def test_a_call_that_was_cut_is_told_as_far_as_it_came(kit: Any) -> None:
+    kit.backend.script = kit.saying('<tool_call>{"name": "f", "arguments": {"city": "Os', FinishReason.LENGTH)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    events = kit.sse(kit.caller().chat(stream=True, tools=tools))
+    calls = [call for delta in deltas(events) for call in delta.get("tool_calls", [])]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Os'
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    choice = kit.caller().chat(tools=tools).json()["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"city": "Os'}
+    assert choice["finish_reason"] == "length"

@@ -27,6 +27,15 @@ def test_a_conversation_becomes_what_the_engine_is_asked(kit: Any) -> None:
     assert tokens.count(258) == 1
 
 
+def test_a_prompt_is_explained_as_ids_text_or_the_body_of_a_chat(kit: Any) -> None:
+    answer = kit.caller().call("/explain-cache", tokens=[65, 66]).json()
+    assert (answer["prompt_tokens"], answer["reason"]) == (2, "never seen")
+    kit.caller().call("/explain-cache", prompt="AB")
+    kit.caller().call("/explain-cache", messages=USER, temperature=0, max_tokens=3, stream=True)
+    kit.caller().chat("<|im_end|>")
+    assert kit.backend.explained == [[65, 66], [65, 66], list(kit.backend.requests[0].prompt_ids)]
+
+
 def test_ids_become_text(kit: Any) -> None:
     assert kit.caller().call("/detokenize", tokens=[257, *"é".encode(), 255]).json() == {
         "prompt": "<|im_start|>é\ufffd"
@@ -45,6 +54,8 @@ def test_ids_become_text(kit: Any) -> None:
         ("/detokenize", {"tokens": [259]}, "tokens"),
         ("/detokenize", {"tokens": [1.5]}, "tokens"),
         ("/apply-template", {"prompt": "x"}, "messages"),
+        ("/explain-cache", {}, "prompt"),
+        ("/explain-cache", {"tokens": [259]}, "tokens"),
     ],
 )
 def test_bad_bodies(kit: Any, path: str, body: dict[str, Any], param: str) -> None:

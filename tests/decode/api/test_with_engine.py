@@ -41,7 +41,11 @@ def test_a_greedy_answer_is_the_same_twice_and_streamed(kit: Any, ask: Any) -> N
     assert body["choices"][0]["finish_reason"] == "length"
     # All but the last prompt token are prefilled here.
     assert body["muser"]["local_tokens"] == body["usage"]["prompt_tokens"] - 1
-    assert all(value is not None and value >= 0 for value in body["muser"]["timings"].values())
+    timings = body["muser"]["timings"]
+    none = dict.fromkeys(("memory", "disk", "peer", "remote_computed"), 0)
+    assert timings.pop("tokens_by_origin") == {**none, "local_computed": body["usage"]["prompt_tokens"] - 1}
+    assert set(timings) == {"prefill_s", "wire_s", "first_token_s", "decode_s", "tokens_per_second"}
+    assert all(value is not None and value >= 0 for value in timings.values())
     assert content(ask("Where is it?", temperature=0, max_tokens=12)) == content(first)
     events = kit.sse(ask("Where is it?", temperature=0, max_tokens=12, stream=True))
     streamed = "".join(event["choices"][0]["delta"].get("content", "") for event in events if event != "[DONE]")
@@ -190,8 +194,10 @@ def test_a_required_call_is_made_and_read(kit: Any, ask: Any) -> None:
     assert call["function"]["name"] == "second"
     assert isinstance(json.loads(call["function"]["arguments"])["count"], int)
     events = kit.sse(ask(**options, stream=True))
-    (streamed,) = [d["tool_calls"] for e in events[:-1] for d in [e["choices"][0]["delta"]] if "tool_calls" in d]
-    assert (streamed[0]["index"], streamed[0]["function"]) == (0, call["function"])
+    streamed = [c for e in events[:-1] for c in e["choices"][0]["delta"].get("tool_calls", [])]
+    assert {part["index"] for part in streamed} == {0}
+    assert streamed[0]["function"]["name"] == call["function"]["name"]
+    assert "".join(part["function"]["arguments"] for part in streamed) == call["function"]["arguments"]
 
 
 def test_a_stop_token_ends_the_answer(ask: Any, backend: LocalBackend) -> None:
@@ -230,8 +236,9 @@ def test_formats_that_cannot_be_constrained_refuse_by_name(kit: Any) -> None:
         {"special_ids": {"<|start|>": 256, "<|message|>": 257, "<|eot|>": 258, "<|eom|>": 259}, "vocab_size": 260},
     )
     caller = kit.caller()
-    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
-    assert caller.chat(tools=TOOLS, tool_choice="required").json()["error"]["param"] == "tool_choice"
+    schema = {"type": "object", "properties": {"day": {"type": "string", "pattern": "^....-..-..$"}}}
+    strict = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+    assert caller.chat(tools=strict, tool_choice="required").json()["error"]["param"] == "tool_choice"
     assert caller.chat(tools=strict).json()["error"]["param"] == "tools"
     assert caller.chat(reasoning_effort="none").json()["error"]["param"] == "reasoning_effort"
     assert caller.chat(tools=TOOLS).status_code == 200

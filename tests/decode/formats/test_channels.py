@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_deltas import called, together
 
 from muser_decode.formats.channels import ChannelParser
-from muser_decode.formats.conversation import Call, Content, Delta, Reasoning, Tool
+from muser_decode.formats.conversation import Call, CallPart, CallStart, Content, Delta, Reasoning, Tool
 
 TOOL = Tool(
     "lookup",
@@ -23,20 +26,13 @@ START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 CONTROLS = {START, MESSAGE, EOM, EOT}
 
 
-def read(pieces: list[str]) -> list[Delta]:
+def read(pieces: list[str]) -> list[Any]:
     """What the pieces are read as; a piece that is a control token's spelling is that token."""
     parser = ChannelParser([TOOL])
     deltas: list[Delta] = []
     for piece in pieces:
         deltas += parser.control(piece) if piece in CONTROLS else parser.feed(piece)
-    deltas += parser.finish()
-    whole: list[Delta] = []
-    for delta in deltas:
-        if whole and not isinstance(delta, Call) and type(whole[-1]) is type(delta):
-            whole[-1] = type(delta)(whole[-1].text + delta.text)  # type: ignore[union-attr]
-        else:
-            whole.append(delta)
-    return whole
+    return together([*deltas, *parser.finish()])
 
 
 def call(*parameters: tuple[str, str], end: str = "</atem:invoke></atem:function_calls>") -> str:
@@ -53,19 +49,19 @@ def test_reasoning_then_a_call_with_typed_arguments() -> None:
     body = call(("text", "3"), ("count", "3"), ("where", '{"a": [1]}'), ("maybe", "null"), ("other", "7"))
     pieces = [" to=self", MESSAGE, "hm", EOM, START, "assistant to=lookup", MESSAGE, body, EOT]
     arguments = {"text": "3", "count": 3, "where": {"a": [1]}, "maybe": None, "other": "7"}
-    assert read(pieces) == [Reasoning("hm"), Call("lookup", arguments)]
+    assert read(pieces) == [Reasoning("hm"), called("lookup", arguments)]
 
 
 def test_texts_keep_their_lines_and_angle_brackets() -> None:
     body = call(("text", "\n<a>\n </atem:invoke> x\n"))
-    assert read([" to=lookup", MESSAGE, body]) == [Call("lookup", {"text": "\n<a>\n </atem:invoke> x\n"})]
+    assert read([" to=lookup", MESSAGE, body]) == [called("lookup", {"text": "\n<a>\n </atem:invoke> x\n"})]
 
 
 def test_several_calls_in_a_message_and_in_several() -> None:
     two = '<atem:invoke name="a"></atem:invoke><atem:invoke name="b"></atem:invoke>'
     one = '<atem:invoke name="c"></atem:invoke>'
     pieces = [" to=a", MESSAGE, two, EOM, START, "assistant to=c", MESSAGE, one, EOT]
-    assert read(pieces) == [Call("a", {}), Call("b", {}), Call("c", {})]
+    assert read(pieces) == [called("a", {}), called("b", {}), called("c", {})]
 
 
 @pytest.mark.parametrize(
@@ -81,18 +77,46 @@ def test_several_calls_in_a_message_and_in_several() -> None:
         ([" to=user", MESSAGE, "a <|eom|> b", EOT], [Content("a <|eom|> b")]),
         ([EOT], []),
         ([" to=lookup", MESSAGE, "no call"], [Content("no call")]),
-        ([" to=lookup", MESSAGE, call(("count", "x"), end="")], [Content(call(("count", "x"), end=""))]),
+        ([" to=lookup", MESSAGE, '<atem:invoke name="look'], [Content('<atem:invoke name="look')]),
+        ([" to=lookup", MESSAGE, call(("count", "x"), end="")], [Call("lookup", {}, '{"count": "x"')]),
+        (
+            [" to=lookup", MESSAGE, call(("text", "x"), end='<atem:parameter name="count">3')],
+            [Call("lookup", {}, '{"text": "x", "count": ')],
+        ),
+        (
+            [" to=lookup", MESSAGE, call(end='<atem:parameter name="text">a\n</atem:pa')],
+            [Call("lookup", {}, '{"text": "a\\n</atem:pa')],
+        ),
+        ([" to=lookup", MESSAGE, call(("count", "1"), end=" and</atem:invoke>")], [called("lookup", {"count": 1})]),
         ([" to=user", MESSAGE, "a", EOM, "b"], [Content("ab")]),
         ([" to=" + "x" * 300], [Content(" to=" + "x" * 300)]),
     ],
 )
-def test_what_is_cut_off_or_malformed(pieces: list[str], expected: list[Delta]) -> None:
+def test_what_is_cut_off_or_malformed(pieces: list[str], expected: list[Any]) -> None:
     assert read(pieces) == expected
 
 
 def test_calls_before_the_cut_count() -> None:
     body = '<atem:invoke name="a"></atem:invoke><atem:invoke name="b"><atem:parameter name="x">1'
-    assert read([" to=a", MESSAGE, body]) == [Call("a", {})]
+    assert read([" to=a", MESSAGE, body]) == [called("a", {}), Call("b", {}, '{"x": ')]
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    parser = ChannelParser([TOOL])
+    parser.feed(" to=lookup")
+    parser.control(MESSAGE)
+    assert parser.feed('<atem:function_calls>\n<atem:invoke name="lookup') == []
+    assert parser.feed('"><atem:parameter name="te') == [CallStart("lookup"), CallPart("{")]
+    assert parser.feed('xt">one "two" </atem') == [CallPart('"text": "one \\"two\\" ')]
+    assert parser.feed(":other> three</atem:parameter>") == [CallPart('</atem:other> three"')]
+    assert parser.feed('<atem:parameter name="where">{"a": ') == [CallPart(', "where": ')]
+    assert parser.feed("[1]}</atem:parameter>") == [CallPart('{"a": [1]}')]
+    (part, call) = parser.feed("</atem:invoke>")
+    assert (part, call) == (
+        CallPart("}"),
+        called("lookup", {"text": 'one "two" </atem:other> three', "where": {"a": [1]}}),
+    )
+    assert parser.control(EOT) == []
 
 
 PARTS = st.sampled_from(
