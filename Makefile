@@ -33,7 +33,7 @@ test: $(STAMP)  ## fetch the two small models and run every test
 	@$(install_systemd)
 	@$(install_chromium)
 	@$(install_triton)
-	@$(PY) -m pytest -q $(ARGS)
+	@$(if $(ARGS),$(PY) -m pytest -q $(ARGS),$(every_test))
 
 check: $(STAMP)  ## format, lint, types, house rules, docs
 	@$(PY) -m ruff format --check .
@@ -75,6 +75,12 @@ vectors: $(STAMP)  ## write the golden handoff and the golden hashes again
 clean:  ## remove what setup, tests and tools made here; fetched models stay
 	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Tests that start no nodes run on all cores; those of processes come after them, one at a time: they have time bounds.
+ALONE := tests/nodes tests/clients $(wildcard tests/test_*.py)
+define every_test
+$(PY) -m pytest -q -n auto --dist loadfile $(addprefix --ignore ,$(ALONE)) && $(PY) -m pytest -q $(ALONE)
+endef
 
 # A command that merely exists may be a shim for a Python that is not there, so each is run before it is chosen.
 define find_python
