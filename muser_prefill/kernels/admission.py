@@ -55,7 +55,7 @@ def admit_exact(
     if differing:
         logger.warning("kernel_refused name=%s differing_values=%d", name, differing)
         return False
-    logger.info("kernel_admitted name=%s exact=true", name)
+    logger.info("kernel_admitted name=%s exact=%s", name, "true")
     return True
 
 

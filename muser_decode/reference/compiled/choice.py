@@ -70,7 +70,7 @@ def admitted(operations: Operations, spec: ModelSpec) -> bool:
         if differing:
             _log.warning("kernel_refused name=%s differing_values=%d", NAME, differing)
             return False
-    _log.info("kernel_admitted name=%s exact=true", NAME)
+    _log.info("kernel_admitted name=%s exact=%s", NAME, "true")
     return True
 
 
