@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -21,9 +22,9 @@ from muser_decode.certificate import Certificate  # noqa: E402
 from muser_decode.config import DecodeConfig, from_arguments, parser  # noqa: E402
 from muser_decode.engine.memory import machine_nbytes  # noqa: E402
 from muser_decode.errors import DecodeError  # noqa: E402
-from muser_decode.lanes import conformance  # noqa: E402
+from muser_decode.lanes import check_device  # noqa: E402
 from muser_decode.numerics import on_gpu  # noqa: E402
-from muser_wire.doctor.facts import Node, model_facts, system_memory  # noqa: E402
+from muser_wire.doctor.facts import Node, RefusedKernels, model_facts, system_memory  # noqa: E402
 from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
 from muser_wire.model.identity import node_identities  # noqa: E402
 from muser_wire.model.tokenizer import load_tokenizer  # noqa: E402
@@ -33,8 +34,7 @@ def configuration(config: DecodeConfig) -> Mapping[str, Any]:
     """Return what the checks of other things need to know."""
     return {
         "model": str(config.model),
-        "host": config.host,
-        "ports": {"port": config.port},
+        "ports": {"port": [config.host, config.port]},
         "producers": [[producer.host, producer.control_port] for producer in config.producers],
         "allow_unqualified": config.allow_unqualified,
         "cache_disk_mb": config.cache_disk_mb,
@@ -69,17 +69,20 @@ def device(config: DecodeConfig) -> Mapping[str, Any]:
 
 
 def model(config: DecodeConfig) -> Mapping[str, Any]:
-    """Return what the model is on this device, and its identities."""
+    """Return what the model is on this device: the kernels that are admitted, and its identities."""
     checkpoint, tokenizer = open_checkpoint(config.model), load_tokenizer(config.model)
+    refused = RefusedKernels()
+    logging.getLogger("muser_decode").addHandler(refused)
+    checked = check_device(config, checkpoint)
     identities = node_identities(
         checkpoint,
         tokenizer,
         element=config.kv_element,
         lane=config.lane,
         chunk_tokens=config.chunk_tokens,
-        conformance=conformance(config, checkpoint),
+        conformance=checked.conformance,
     )
-    return model_facts(checkpoint, identities)
+    return model_facts(checkpoint, identities, checked.kernels, refused.seen)
 
 
 if __name__ == "__main__":

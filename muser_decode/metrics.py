@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from muser_decode.engine.request import Failed, Finished, FinishReason, Route, RouteReport
 from muser_decode.observer import HandoffEnd
 from muser_wire.footprint import peak_nbytes, resident_nbytes
 from muser_wire.identities import Identities
+from muser_wire.metrics import SECONDS, admitted, build_info
 
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 TOKENS_PER_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 500.0)
 
 HELD_CODES = {
@@ -61,9 +60,10 @@ class Now:
 class Metrics:
     """See `muser_decode.observer.Observer`. Has a registry of its own."""
 
-    def __init__(self, identities: Identities, model_id: str) -> None:
+    def __init__(self, identities: Identities, model_id: str, kernels: tuple[str, ...] = ()) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_Constant(build_info(identities, model_id)))
+        registry.register(_Constant(admitted(kernels)))
         self._requests = Counter(
             "muser_requests", "Prompts whose cache is complete", ["route", "reason"], registry=registry
         )
@@ -139,24 +139,6 @@ def held_code(reason: str) -> str:
     ('differs', 'other')
     """
     return next((code for start, code in HELD_CODES.items() if reason.startswith(start)), "other")
-
-
-def build_info(identities: Identities, model_id: str) -> Metric:
-    """Return the constant metric that says what is served."""
-    info = InfoMetricFamily("muser_build", "What this node is; digests in hexadecimal")
-    facts = {
-        "version": metadata.version("muser"),
-        "model": model_id,
-        "lane": identities.lane,
-        "kv_layout": identities.kv_layout,
-        "chunk_tokens": str(identities.chunk_tokens),
-        "spec_digest": identities.spec_digest.hex(),
-        "tokenizer_digest": identities.tokenizer_digest.hex(),
-        "weights_digest": identities.weights_digest.hex(),
-        "numerics_digest": identities.numerics_digest.hex(),
-    }
-    info.add_metric([], facts)
-    return info
 
 
 def _seconds(name: str, help_text: str, label: str, registry: CollectorRegistry) -> Histogram:

@@ -23,7 +23,7 @@ from muser_decode.entrance import Entrance, open_entrance
 from muser_decode.errors import HttpServerFailed
 from muser_decode.keeper import Keeper
 from muser_decode.keeping import CacheSizes, open_keeper
-from muser_decode.lanes import computed, conformance, load_decoder
+from muser_decode.lanes import CheckedDevice, check_device, computed, load_decoder
 from muser_decode.metrics import Metrics, Now
 from muser_decode.node import DecodeNode, ServedModel
 from muser_decode.numerics import on_gpu
@@ -42,8 +42,9 @@ from muser_wire.process import reload_on_hangup, stop_on_signals, write_ready_fi
 from muser_wire.settings.reload import Changes, Reloader
 from muser_wire.settings.settings import Settings
 from muser_wire.trace import configure_trace
-from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel, PortTaken
+from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel
 from muser_wire.transport.malloc import raise_malloc_thresholds
+from muser_wire.transport.ports import port_taken
 from muser_wire.upkeep import Upkeep, set_log_level
 
 ALIAS = "muser"
@@ -78,7 +79,7 @@ def serve(values: argparse.Namespace, blas: str, settings: Settings) -> None:
     links = links_to_producers(config)
     with more_time_to_load(notifier, f"loading {config.model.name}"):
         loaded = load(config)
-    metrics = Metrics(loaded.served.identities, config.model_id)
+    metrics = Metrics(loaded.served.identities, config.model_id, loaded.device.kernels)
     producers = make_producers(config, links, loaded.consumer, metrics)
     with open_keeper(cache_sizes(config), loaded.consumer, computed(config)) as keeper:
         engine = make_engine(config, loaded, keeper)
@@ -117,6 +118,7 @@ class Loaded:
     """A checkpoint as this node serves it."""
 
     checkpoint: Checkpoint
+    device: CheckedDevice
     consumer: Consumer
     served: ServedModel
 
@@ -129,13 +131,14 @@ def load(config: DecodeConfig) -> Loaded:
         NumericsMismatch: this node's device does not compute as the lane's rules say.
     """
     checkpoint, tokenizer = open_checkpoint(config.model), load_tokenizer(config.model)
+    device = check_device(config, checkpoint)
     identities = node_identities(
         checkpoint,
         tokenizer,
         element=config.kv_element,
         lane=config.lane,
         chunk_tokens=config.chunk_tokens,
-        conformance=conformance(config, checkpoint),
+        conformance=device.conformance,
     )
     served = ServedModel(
         model_id=config.model_id,
@@ -146,7 +149,8 @@ def load(config: DecodeConfig) -> Loaded:
         identities=identities,
     )
     geometry = Geometry.of(checkpoint.spec, config.kv_element)
-    return Loaded(checkpoint, Consumer(checkpoint.spec, identities, geometry, config.allow_unqualified), served)
+    consumer = Consumer(checkpoint.spec, identities, geometry, config.allow_unqualified)
+    return Loaded(checkpoint, device, consumer, served)
 
 
 def cache_sizes(config: DecodeConfig) -> CacheSizes:
@@ -160,7 +164,7 @@ def make_engine(config: DecodeConfig, loaded: Loaded, keeper: Keeper | None) -> 
     """Return the engine, not started; a staging slot holds one whole chunk."""
     geometry = loaded.consumer.geometry
     return Engine(
-        lambda: load_decoder(config, loaded.checkpoint),
+        lambda: load_decoder(config, loaded.checkpoint, loaded.device),
         chunk_tokens=config.chunk_tokens,
         max_batch=config.max_batch,
         max_queue=config.max_queue,
@@ -196,12 +200,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
-        raise PortTaken(
-            f"port {port} on {host} cannot be bound ({error.strerror}): another process, perhaps a muser-decode that "
-            f"still runs, holds it (see: ss -ltnp 'sport = :{port}')"
-        ) from error
+        raise port_taken("muser-decode", host, port, error) from error
     return listener
 
 

@@ -13,24 +13,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import metadata
 from threading import Thread
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from muser_prefill.observer import Computed, Sent
 from muser_wire.footprint import peak_nbytes, resident_nbytes
 from muser_wire.identities import Identities
-from muser_wire.transport.grpc import PortTaken
+from muser_wire.metrics import SECONDS, admitted, build_info
+from muser_wire.transport.ports import port_taken
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 IDLE_S = 10.0
 """How long, in seconds, a connection may take to ask."""
 
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 TOKENS_PER_S = (10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0)
 
 
@@ -97,32 +96,6 @@ class Metrics:
         self._bytes.inc(sent.payload_nbytes)
         self._segments.inc(sent.segments)
         self._seconds.labels(sent.code).observe(sent.seconds)
-
-
-def build_info(identities: Identities, model: str) -> Metric:
-    """Return the constant metric that says what is served."""
-    info = InfoMetricFamily("muser_build", "What this node is; digests in hexadecimal")
-    facts = {
-        "version": metadata.version("muser"),
-        "model": model,
-        "lane": identities.lane,
-        "kv_layout": identities.kv_layout,
-        "chunk_tokens": str(identities.chunk_tokens),
-        "spec_digest": identities.spec_digest.hex(),
-        "tokenizer_digest": identities.tokenizer_digest.hex(),
-        "weights_digest": identities.weights_digest.hex(),
-        "numerics_digest": identities.numerics_digest.hex(),
-    }
-    info.add_metric([], facts)
-    return info
-
-
-def admitted(kernels: tuple[str, ...]) -> Metric:
-    """Return which kernels run here."""
-    family = GaugeMetricFamily("muser_kernel_admitted", "1: the kernel equals its reference here", labels=["kernel"])
-    for name in kernels:
-        family.add_metric([name], 1.0)
-    return family
 
 
 class _Present(Collector):
@@ -218,8 +191,8 @@ def _bound(host: str, port: int, metrics: Metrics) -> ThreadingHTTPServer:
 
     try:
         return Server((host, port), Handler)
-    except OSError as error:
-        raise PortTaken(f"--metrics-port {port} on {host} cannot be bound ({error.strerror})") from error
+    except (OSError, UnicodeError) as error:
+        raise port_taken("muser-prefill", host, port, error) from error
 
 
 class _Handler(BaseHTTPRequestHandler):

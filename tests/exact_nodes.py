@@ -13,13 +13,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from exact_runs import CPU, Digests, Fixture
+from exact_runs import CPU, Digests, Fixture, compiled_operations
 
 from muser_decode.client import Consumer, ProducerClient
 from muser_decode.engine.loop import Engine
 from muser_decode.engine.request import Event, Failed, Finished, GenerationRequest, Route, RouteReport
 from muser_decode.node import DecodeNode, ServedModel
 from muser_decode.producers import Producers
+from muser_decode.reference.compiled.decoder import CompiledDecoder
 from muser_decode.reference.conform import require_conformance as decode_conformance
 from muser_decode.reference.decoder import ReferenceDecoder
 from muser_decode.router import RoutePolicy, Router
@@ -34,8 +35,10 @@ from muser_wire.geometry import ElementType, Geometry
 from muser_wire.identities import Digest, Identities
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.identity import node_identities
+from muser_wire.model.spec import ModelSpec
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.numerics import Lane
+from muser_wire.reference.canonical import Weights
 from muser_wire.transport.base import StreamCall
 from muser_wire.transport.grpc import GrpcChannel, GrpcServer
 
@@ -43,20 +46,33 @@ CHUNK_TOKENS = 512
 ANSWER_S = 600.0
 
 
-class WatchedDecoder(ReferenceDecoder):
-    """The decode node's decoder, which digests its cache and logits when the last prompt token is decoded."""
+class Watched:
+    """Of a decoder: its cache and logits are digested when the last prompt token is decoded."""
 
-    def __init__(self, weights: Any, prompt_tokens: int) -> None:
-        super().__init__(weights)
-        self._prompt_tokens = prompt_tokens
-        self.found: Digests | None = None
+    spec: ModelSpec
+    prompt_tokens: int
+    found: Digests | None = None
 
     def steps(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
-        logits = super().steps(tokens, caches)
-        if self.found is None and caches[0].length == self._prompt_tokens:
+        logits: mx.array = super().steps(tokens, caches)  # type: ignore[misc]
+        if self.found is None and caches[0].length == self.prompt_tokens:
             row = np.array(logits)[0]
-            self.found = Digests.of(self.spec, self._prompt_tokens, caches[0].planes, row)
+            self.found = Digests.of(self.spec, self.prompt_tokens, caches[0].planes, row)
         return logits
+
+
+class WatchedMlx(Watched, ReferenceDecoder):
+    """The decode node's decoder in MLX's operations."""
+
+
+class WatchedCompiled(Watched, CompiledDecoder):
+    """The one by compiled kernels."""
+
+
+def watched(weights: Weights, prompt_tokens: int, *, compiled: bool) -> WatchedMlx | WatchedCompiled:
+    decoder = WatchedCompiled(weights, compiled_operations()) if compiled else WatchedMlx(weights)
+    decoder.prompt_tokens = prompt_tokens
+    return decoder
 
 
 class CutService:
@@ -81,16 +97,19 @@ class Handoff:
     report: RouteReport
 
 
-def broken_handoff(fixture: Fixture, segments: int) -> Handoff:
+def broken_handoff(fixture: Fixture, segments: int, *, compiled: bool = False) -> Handoff:
     """Answer a prompt whose handoff of so many segments breaks after three quarters of them."""
-    found = handoff(fixture, 1 + segments * 3 // 4)
+    found = handoff(fixture, 1 + segments * 3 // 4, compiled=compiled)
     assert found.report.route is Route.SALVAGED, found.report
     assert found.report.remote_tokens > 0 < found.report.local_tokens, found.report
     return found
 
 
-def handoff(fixture: Fixture, cut_after: int | None = None) -> Handoff:
-    """Answer a prompt with a producer in this process, over real sockets; it breaks after `cut_after` frames."""
+def handoff(fixture: Fixture, cut_after: int | None = None, *, compiled: bool = False) -> Handoff:
+    """Answer a prompt with a producer in this process, over real sockets; it breaks after `cut_after` frames.
+
+    `compiled`: the decode node has compiled kernels, as on a CPU; else MLX's operations.
+    """
     with ExitStack() as stack:
         facts, scheduler = _producer(fixture)
         stack.callback(scheduler.stop, 10.0)
@@ -100,7 +119,7 @@ def handoff(fixture: Fixture, cut_after: int | None = None) -> Handoff:
         )
         server.start(CutService(service, cut_after))
         stack.callback(server.stop, 0)
-        return _answer(fixture, GrpcChannel("127.0.0.1", server.control_port), stack)
+        return _answer(fixture, GrpcChannel("127.0.0.1", server.control_port), stack, compiled=compiled)
 
 
 def _identities(fixture: Fixture, conformance: Digest) -> Identities:
@@ -131,15 +150,15 @@ def _producer(fixture: Fixture) -> tuple[ProducerFacts, Scheduler]:
     return facts, scheduler
 
 
-def _answer(fixture: Fixture, channel: GrpcChannel, stack: ExitStack) -> Handoff:
-    weights = fixture.weights()
-    identities, geometry = _identities(fixture, decode_conformance()), Geometry.of(weights.spec, ElementType.F16)
+def _answer(fixture: Fixture, channel: GrpcChannel, stack: ExitStack, *, compiled: bool) -> Handoff:
+    weights, conformance = fixture.weights(), decode_conformance(compiled_operations() if compiled else None)
+    identities, geometry = _identities(fixture, conformance), Geometry.of(weights.spec, ElementType.F16)
     client = ProducerClient(channel, Consumer(weights.spec, identities, geometry))
     stack.callback(client.stop)
-    made: list[WatchedDecoder] = []
+    made: list[WatchedMlx | WatchedCompiled] = []
 
-    def decoder() -> WatchedDecoder:
-        made.append(WatchedDecoder(weights, len(fixture.ids)))
+    def decoder() -> WatchedMlx | WatchedCompiled:
+        made.append(watched(weights, len(fixture.ids), compiled=compiled))
         return made[0]
 
     staging_nbytes = geometry.layer_token_nbytes * len(geometry.windows) * CHUNK_TOKENS

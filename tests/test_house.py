@@ -66,10 +66,10 @@ def test_the_reader_of_imports_sees_every_form() -> None:
     assert top_level(imported(source)) == {"a", "c", "d", "h", "j"}
 
 
-METRICS = {"muser_prefill/metrics.py", "muser_decode/metrics.py"}
+METRICS = {f"{package}/metrics.py" for package in PACKAGES}
 
 
-def test_prometheus_is_known_to_one_module_of_each_node() -> None:
+def test_prometheus_is_known_to_one_module_of_each_package() -> None:
     paths = [path for package in PACKAGES for path in modules(package)]
     knowing = {path for path in paths if "prometheus_client" in top_level(imported(path.read_text()))}
     assert {str(path.relative_to(ROOT)) for path in knowing} == METRICS

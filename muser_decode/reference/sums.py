@@ -7,8 +7,14 @@ import functools
 import mlx.core as mx
 import numpy as np
 
-PROBES = (((7, 64), 0), ((48, 192), 0), ((18, 3, 5, 64), 0), ((3, 9, 65), 1), ((2, 5, 6, 257), 1), ((4, 31, 64), 1))
-"""Shapes and axes that the lane sums over; the first axis after the summed one is never of size 1."""
+PROBES = (
+    *(((7, 64), 0), ((48, 192), 0), ((18, 3, 5, 64), 0), ((3, 9, 65), 1), ((2, 5, 6, 257), 1), ((4, 31, 64), 1)),
+    *(((300, 2, 3, 64), 0), ((1, 90, 2, 2, 2, 2, 2, 2), 1), ((2, 513, 3, 65), 1)),
+)
+"""Shapes and axes that the lane sums over; the first axis after the summed one is never of size 1.
+
+Few terms and many, for which a library may take another way: groups of a matrix, lanes of a norm, blocks of keys.
+"""
 
 PROBE_EXPONENTS = (-12, 12)
 """Terms of such different sizes that another order gives another sum in nearly every place."""

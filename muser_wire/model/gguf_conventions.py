@@ -66,3 +66,5 @@ def _add_llama3_divisors(writer: GGUFWriter, rope: RopeSpec) -> None:
     if isinstance(rope.scaling, Llama3Scaling):
         plain = np.array(RopeSpec(rope.theta, rope.rotary_dim).inverse_frequencies())
         writer.add_tensor("rope_freqs.weight", (plain / np.array(rope.inverse_frequencies())).astype(np.float32))
+        # Divisors do not tell it where no pair is blended. llama.cpp reads it only for other kinds of stretching.
+        writer.add_rope_scaling_orig_ctx_len(rope.scaling.original_max_positions)

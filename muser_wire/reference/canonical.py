@@ -85,7 +85,10 @@ class CanonicalWeights:
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """Return a norm's multipliers in float32."""
-        return self._checkpoint.weight(name).f32()
+        values = self._checkpoint.weight(name).f32()
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {name} has a number that is not finite")
+        return values
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the embedding rows of tokens: q * s rounded, then + m rounded."""
@@ -170,7 +173,8 @@ def check_spec(checkpoint: Checkpoint) -> None:
                 f"{checkpoint.path}: {name} is {size}, which is no multiple of {WEIGHT_GROUP}: the reference lane "
                 "cannot compute this model"
             )
-    for name, eps in (("norm_eps", spec.norm_eps), ("post_norm_eps", spec.post_norm_eps)):
+    of_heads = None if spec.qk_norm is None else spec.qk_norm.eps
+    for name, eps in (("norm_eps", spec.norm_eps), ("post_norm_eps", spec.post_norm_eps), ("qk_norm.eps", of_heads)):
         if eps is not None and eps < SMALLEST_EPS:
             raise CheckpointError(
                 f"{checkpoint.path}: {name} is {eps}: the reference lane needs at least {SMALLEST_EPS}"

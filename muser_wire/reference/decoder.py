@@ -146,12 +146,6 @@ class ReferenceDecoder:
             q, k = rotated(ar, q, cos, sin), rotated(ar, k, cos, sin)
         return q, k, v
 
-    def _head_norm(self, name: str, x: Array) -> Array:
-        norm = self.spec.qk_norm
-        if norm is None:
-            return x
-        return rms_norm(self.ar, x, self._vector(name) if norm.weighted else None, norm.eps)
-
     def _rope(self, rope: RopeSpec, start: int, stop: int) -> tuple[Array, Array]:
         table = self._ropes.get(rope)
         if table is None or len(table.cos) < stop:

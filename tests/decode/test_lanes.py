@@ -41,8 +41,13 @@ def test_the_reference_lane_computes_the_rules_bytes(
 ) -> None:
     if compiler is not None:
         monkeypatch.setenv("CXX", compiler)
-    decoder = lanes.load_decoder(config(quantised, "--lane", "reference"), open_checkpoint(quantised))
+    reference, checkpoint = config(quantised, "--lane", "reference"), open_checkpoint(quantised)
+    device = lanes.check_device(reference, checkpoint)
+    decoder = lanes.load_decoder(reference, checkpoint, device)
     assert isinstance(decoder, kind)
+    # What conformed is what computes, and what metrics name.
+    assert device.conformance == golden_digest()
+    assert device.kernels == (("exact.decoder.compiled",) if kind is CompiledDecoder else ())
     ids = np.random.default_rng(0).integers(0, decoder.spec.vocab_size, 75).tolist()
     cache = decoder.new_cache()
     decoder.prefill_chunk(ids[:-1], cache)
@@ -55,8 +60,9 @@ def test_the_reference_lane_computes_the_rules_bytes(
 def test_the_native_lane_stays_what_it_was(quantised: Path) -> None:
     checkpoint = open_checkpoint(quantised)
     native = config(quantised, "--kv", "f16")
-    assert isinstance(lanes.load_decoder(native, checkpoint), MlxDecoder)
-    assert lanes.conformance(native, checkpoint) is None
+    device = lanes.check_device(native, checkpoint)
+    assert isinstance(lanes.load_decoder(native, checkpoint, device), MlxDecoder)
+    assert (device.conformance, device.kernels) == (None, ())
     assert lanes.computed(native) == "f32 dense"
     assert lanes.computed(config(quantised, "--lane", "reference")) == "reference"
 
@@ -68,8 +74,6 @@ def test_identities_name_the_lane_its_rules_and_its_weights(quantised: Path) -> 
     assert native.kv_layout == reference.kv_layout
     assert native.numerics_digest != reference.numerics_digest
     assert reference.weights_digest == CanonicalWeights(open_checkpoint(quantised)).digest()
-    conforming = lanes.conformance(config(quantised, "--lane", "reference"), open_checkpoint(quantised))
-    assert conforming == golden_digest()
 
 
 def test_weights_that_are_no_integers_are_refused_by_name(tiny_llama: Path) -> None:

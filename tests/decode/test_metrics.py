@@ -157,6 +157,18 @@ def test_build_info_has_the_identities(metrics: Metrics) -> None:
     }
 
 
+def test_kernels_that_run_here_are_named() -> None:
+    assert (
+        value(
+            Metrics(IDENTITIES, "a", ("exact.decoder.compiled",)),
+            "muser_kernel_admitted",
+            kernel="exact.decoder.compiled",
+        )
+        == 1
+    )
+    assert not [name for name, _ in samples(Metrics(IDENTITIES, "a")) if name == "muser_kernel_admitted"]
+
+
 def test_two_nodes_in_one_process_count_apart() -> None:
     first, second = Metrics(IDENTITIES, "a"), Metrics(IDENTITIES, "b")
     first.refused("engine_busy")

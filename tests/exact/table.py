@@ -73,7 +73,7 @@ def runs(fixture: Fixture) -> Iterator[Run]:
     yield "mlx", "one by one", SHORT, lambda: mlx_run(weights, one_by_one(ids[:SHORT]))
     yield "mlx", "chunks", MIDDLE, lambda: mlx_run(weights, random_chunks(ids[:MIDDLE]))
     yield "mlx", "whole", TOKENS, lambda: mlx_run(weights, whole(ids))
-    yield "decode", "one by one", MIDDLE, lambda: decode_run(weights, one_by_one(ids[:MIDDLE]))
+    yield "decode", "one by one", TOKENS, lambda: decode_run(weights, one_by_one(ids))
     yield "decode", "chunks", TOKENS, lambda: decode_run(weights, random_chunks(ids))
     segments = 0
 
@@ -85,6 +85,8 @@ def runs(fixture: Fixture) -> Iterator[Run]:
 
     yield "both nodes", "handoff", TOKENS, remote
     yield "both nodes", "broken", TOKENS, lambda: broken_handoff(fixture, segments).digests
+    yield "both, compiled", "handoff", TOKENS, lambda: handoff(fixture, compiled=True).digests
+    yield "both, compiled", "broken", TOKENS, lambda: broken_handoff(fixture, segments, compiled=True).digests
 
 
 def interpreted(fixture: Fixture) -> Digests:
@@ -129,7 +131,7 @@ def verdict(found: Digests, wanted: dict[str, Any]) -> str:
 def check(fixture: Fixture, wanted: dict[str, Any], only: str) -> bool:
     """Run a model every way whose row begins with `only`, print the rows; return whether all were equal."""
     good = fixture.weights().digest().hex() == wanted["weights"]
-    print(f"{fixture.name:<12} {'weights':<13} {'digest':<11} {'':>6}  {'equal' if good else 'DIFFERS'}", flush=True)
+    print(f"{fixture.name:<12} {'weights':<14} {'digest':<11} {'':>6}  {'equal' if good else 'DIFFERS'}", flush=True)
     for library, way, tokens, run in runs(fixture):
         if not library.startswith(only):
             continue
@@ -138,7 +140,7 @@ def check(fixture: Fixture, wanted: dict[str, Any], only: str) -> bool:
         said = verdict(found, wanted["prompts"][str(tokens)])
         good &= said == "equal"
         seconds = time.process_time() - started
-        row = f"{fixture.name:<12} {library:<13} {way:<11} {tokens:>6}  {said:<8} {found.logits} {seconds:8.1f} CPU s"
+        row = f"{fixture.name:<12} {library:<14} {way:<11} {tokens:>6}  {said:<8} {found.logits} {seconds:8.1f} CPU s"
         print(row, flush=True)
     return good
 

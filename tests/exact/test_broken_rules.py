@@ -15,6 +15,8 @@ from muser_wire.reference.numpy_arithmetic import NumpyArithmetic
 from muser_wire.reference.tiny import RandomWeights, random_ids, random_spec
 
 SEED = 5
+NEARLY_ALL = 0.99
+"""What docs/numerics.md says of how many logits move."""
 WEIGHTS = RandomWeights(random_spec(SEED, layers=3), SEED)
 IDS = random_ids(WEIGHTS.spec, SEED, 96)
 
@@ -31,7 +33,7 @@ def test_a_broken_rule_moves_logits_and_is_caught(broken: Broken, right: Any, re
         observed = observe(ar)
     record_property("logits_moved", f"{count} of {right.size}")
     print(f"{broken.what}: {count} of {right.size} logits moved")
-    assert count > right.size // 10
+    assert count > NEARLY_ALL * right.size
     assert differing(observed)
     # A node does not start, and one that did anyway would be refused by name.
     with pytest.raises(NumericsMismatch, match="does not compute as the reference lane's rules say"):
@@ -46,7 +48,7 @@ def test_one_step_in_one_value_plane_is_caught(right: Any, record_property: Any)
     count = moved(wrong, right)
     record_property("logits_moved", f"{count} of {right.size}")
     print(f"one step of float16 in one value: {count} of {right.size} logits moved")
-    assert count > 0
+    assert count > NEARLY_ALL * right.size
     # Nobody would notice by the size of it.
     assert float(np.abs(wrong - right).max()) < 0.02 * float(np.abs(right).max())
 

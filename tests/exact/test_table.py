@@ -68,11 +68,13 @@ def test_a_tiny_model_is_equal_in_numpy_torch_and_mlx(muse: Fixture) -> None:
         assert run(weights, one_by_one(ids[:SHORT])) == vector("tiny-muse", SHORT)
 
 
-def test_a_real_handoff_and_a_broken_one_are_equal(muse: Fixture) -> None:
-    whole_one = handoff(muse)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_real_handoff_and_a_broken_one_are_equal(muse: Fixture, compiled: bool) -> None:
+    whole_one = handoff(muse, compiled=compiled)
     assert whole_one.digests == vector("tiny-muse", TOKENS)
     assert (whole_one.report.route, whole_one.report.remote_tokens) == (Route.REMOTE, TOKENS - 1)
-    assert broken_handoff(muse, whole_one.report.segments_verified).digests == vector("tiny-muse", TOKENS)
+    broken = broken_handoff(muse, whole_one.report.segments_verified, compiled=compiled)
+    assert broken.digests == vector("tiny-muse", TOKENS)
 
 
 @pytest.mark.slow

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from exact_runs import compiled_operations
 
 from muser_decode.engine.loop import Engine
 from muser_decode.engine.request import Event, Failed, Finished, GenerationRequest, RouteReport, TokenEvent
 from muser_decode.held import HeldSource
 from muser_decode.keeper import Keeper
-from muser_decode.reference.decoder import ReferenceDecoder
+from muser_decode.reference.compiled.choice import reference_decoder
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.identities import Digest, Identities
 from muser_wire.kvpack.block import pack_ids
@@ -59,15 +60,19 @@ class Node:
         return [bytes(item.block.payload) for item in fetched if item is not None]
 
 
+KINDS = ("mlx", "compiled")
+"""The decode node's two decoders: MLX's operations, and the compiled kernels that a CPU has."""
+
+
 @contextlib.contextmanager
-def running(seed: int, *, keeps: bool) -> Iterator[Node]:
+def running(seed: int, kind: str, *, keeps: bool) -> Iterator[Node]:
     weights = RandomWeights(random_spec(seed), seed)
     geometry = Geometry.of(weights.spec, ElementType.F16)
     digest = Digest(b"d" * 32)
     identities = Identities(digest, digest, "kv1", "reference", digest, CHUNK, digest)
     keeper = Keeper(BlockStore(Namer(bytes(32), identities), geometry, PLENTY)) if keeps else None
     engine = Engine(
-        lambda: ReferenceDecoder(weights),
+        lambda: reference_decoder(weights, compiled_operations() if kind == "compiled" else None),
         chunk_tokens=CHUNK,
         max_queue=4,
         staging_nbytes=geometry.layer_token_nbytes * len(geometry.windows) * CHUNK,
@@ -89,34 +94,36 @@ def prompt_of(seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, TOKENS).tolist()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_warm_is_cold_bit_for_bit_and_so_is_what_decode_produced(seed: int) -> None:
+def test_warm_is_cold_bit_for_bit_and_so_is_what_decode_produced(seed: int, kind: str) -> None:
     prompt = prompt_of(seed)
-    with running(seed, keeps=False) as node:
+    with running(seed, kind, keeps=False) as node:
         _, cold = node.ask(prompt, 40)
         turn = [*prompt, *cold, 1, 2, 3]
         _, cold_turn = node.ask(turn)
-    with running(seed, keeps=True) as node:
+    with running(seed, kind, keeps=True) as node:
         assert node.ask(prompt, 40)[1] == cold
         report, answer = node.ask(turn)
         assert answer == cold_turn
         assert report.held_tokens >= (TOKENS + 39) // CHUNK * CHUNK
         assert report.held_decoded
         decoded = node.planes(turn)
-    with running(seed, keeps=True) as node:
+    with running(seed, kind, keeps=True) as node:
         assert node.ask(turn)[1] == cold_turn
         prefilled = node.planes(turn)
     assert len(decoded) >= len(turn) // CHUNK, "every whole chunk of the turn is compared"
     assert decoded == prefilled, "decode and prefill gave the same bytes"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("held", [16, 17, 31, 32, 33, 40, 48])
-def test_warm_is_cold_at_every_place_where_a_prompt_can_go_on(held: int) -> None:
+def test_warm_is_cold_at_every_place_where_a_prompt_can_go_on(held: int, kind: str) -> None:
     prompt = prompt_of(3)
     other = [(token + 1) % random_spec(3).vocab_size for token in prompt]
-    with running(3, keeps=False) as node:
+    with running(3, kind, keeps=False) as node:
         _, cold = node.ask(prompt)
-    with running(3, keeps=True) as node:
+    with running(3, kind, keeps=True) as node:
         node.ask([*prompt[:held], *other[held:]])
         report, answer = node.ask(prompt)
         assert answer == cold

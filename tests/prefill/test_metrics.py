@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from muser_prefill.metrics import Metrics, MetricsServer, Now, served
 from muser_prefill.observer import Computed, Sent
 from muser_wire.identities import Digest, Identities
-from muser_wire.transport.grpc import PortTaken
+from muser_wire.transport.ports import PortTaken
 
 D = Digest(bytes(32))
 IDENTITIES = Identities(D, D, "kv1/f16", "native", D, 128, D)
@@ -104,7 +104,7 @@ def test_without_a_port_none_is_opened(metrics: Metrics) -> None:
 
 
 def test_a_taken_port_is_named(metrics: Metrics, port: int) -> None:
-    with pytest.raises(PortTaken, match=f"--metrics-port {port} on 127.0.0.1 cannot be bound"):
+    with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 cannot be bound: another process"):
         MetricsServer("127.0.0.1", port, metrics)
 
 

@@ -23,10 +23,11 @@ MISTRAL = "mistral"
 # What a Mistral config means that does not mention its window. Later ones say null: no window.
 MISTRAL_WINDOW = 4096
 
-GGUF_EXTRAS = frozenset({"attention.sliding_window", "rope.scaling.factor"})
+GGUF_EXTRAS = frozenset({"attention.sliding_window", "rope.scaling.factor", "rope.scaling.original_context_length"})
+ORIGINAL_CONTEXT = f"{NAME}.rope.scaling.original_context_length"
 DIVISORS = "rope_freqs.weight"
 # A GGUF file keeps Llama 3's stretching as one divisor for each pair. All published models agree in these
-# three numbers, so the largest divisor, the factor, tells the rest.
+# three numbers, so the largest divisor, the factor, tells the rest; the last may stand in a field.
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 _GGUF = gguf_names(GGUF_PARTS, interleaved=True)
@@ -55,6 +56,8 @@ def _spec_from_gguf(container: Container) -> ModelSpec:
     rope = gguf_rope(fields, base.head_dim)
     if DIVISORS in container.tensors:
         rope = replace(rope, scaling=_llama3_scaling(container, rope))
+    elif fields.has(ORIGINAL_CONTEXT):
+        raise fields.refusal(ORIGINAL_CONTEXT, f"is there without {DIVISORS}; {LATER}")
     name = "llama.attention.sliding_window"
     window = fields.integer(name) if fields.has(name) else None
     return replace(base, layers=(LayerSpec(window, rope),) * len(base.layers))
@@ -62,11 +65,12 @@ def _spec_from_gguf(container: Container) -> ModelSpec:
 
 def _llama3_scaling(container: Container, rope: RopeSpec) -> Llama3Scaling:
     """Return the stretching whose divisors a file holds, after checking each of them."""
+    original = container.fields.integer(ORIGINAL_CONTEXT, default=LLAMA3_ORIGINAL)
     stored = container.tensors[DIVISORS]
     divisors = stored.f32(0, stored.shape[0]).reshape(-1)
     if rope.scaling is not None or stored.shape != (rope.rotary_dim // 2,):
         raise container.fields.refusal(DIVISORS, f"has shape {list(stored.shape)}, or a field stretches as well")
-    scaling = Llama3Scaling(as_f32(float(divisors.max())), LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL)
+    scaling = Llama3Scaling(as_f32(float(divisors.max())), LLAMA3_LOW, LLAMA3_HIGH, original)
     stretched = replace(rope, scaling=scaling).inverse_frequencies()
     expected = np.divide(rope.inverse_frequencies(), stretched)
     # The file's writer computed in float32.

@@ -47,7 +47,8 @@ def shared_object(folder: Path) -> Path:
     """Return the compiled kernels for this machine; compiles them into `folder` where they are not there yet.
 
     Raises:
-        KernelUnavailable: there is no compiler, it fails or takes too long, or others can write into the folder.
+        KernelUnavailable: there is no compiler, it fails or takes too long, or the folder is another user's, or others
+            can write into it.
     """
     compiler = _compiler()
     flags = [*FLAGS, *_machine_flags(compiler)]
@@ -69,7 +70,11 @@ def shared_object(folder: Path) -> Path:
 
 
 def _check_folder(folder: Path) -> None:
-    mode = stat.S_IMODE(folder.stat().st_mode)
+    """Check that only this user can put files there: what lies there is run."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise KernelUnavailable(f"folder {folder} belongs to user {found.st_uid}, not to this one, {os.geteuid()}")
+    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o022:
         raise KernelUnavailable(f"folder {folder} has mode {mode:04o}; others can put code there: chmod 700 {folder}")
 
@@ -129,13 +134,16 @@ def _compile(compiler: str, flags: list[str], sources: dict[str, str], path: Pat
         # both share one pool of threads.
         dynamic = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
         _run([compiler, "-shared", *dynamic, str(unit), "-o", str(product)], COMPILE_S)
+        # All of it is on the disk before it has its name: half a library would end each later start.
+        with product.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(product, path)
     logger.info("kernel_compiled file=%s compiler=%s seconds=%.1f", path.name, compiler, time.perf_counter() - started)
 
 
 def _run(command: list[str], timeout_s: float) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=timeout_s)
     except subprocess.CalledProcessError as error:
         raise KernelUnavailable(f"{command[0]} failed: {_first_line(error.stderr)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -53,3 +53,20 @@ def test_another_order_is_noticed_and_left(monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_array_equal(np.array(ordered_sum(mx.array(x), 0)), ascending(x, 0))
     finally:
         library_adds_in_order.cache_clear()
+
+
+def test_another_order_of_many_terms_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that takes long sums in two halves, as GPUs do."""
+    true_sum = mx.sum
+
+    def halved(x: mx.array, axis: int, keepdims: bool = False) -> mx.array:
+        if x.shape[axis] < 64:
+            return true_sum(x, axis=axis, keepdims=keepdims)
+        return sum(true_sum(half, axis=axis, keepdims=keepdims) for half in mx.split(x, [x.shape[axis] // 2], axis))
+
+    library_adds_in_order.cache_clear()
+    monkeypatch.setattr(sums.mx, "sum", halved)
+    try:
+        assert not library_adds_in_order()
+    finally:
+        library_adds_in_order.cache_clear()

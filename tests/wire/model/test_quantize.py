@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from muser_wire.model.tiny_gguf import write_tiny_gguf
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.reference.canonical import CanonicalWeights
 
-FAMILIES = ("llama", "mistral", "qwen3", "gemma3", "muse_glimmer")
+FAMILIES = ("llama", "llama3", "mistral", "qwen3", "gemma3", "muse_glimmer")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -83,6 +84,11 @@ def test_rows_that_no_block_divides_are_refused_and_nothing_is_left(tmp_path: Pa
 
 def test_what_a_gguf_file_cannot_say_is_refused(tmp_path: Path) -> None:
     write_tiny("llama3", tmp_path / "stretched", hidden=64, ffn=96, head_dim=16)
+    config = tmp_path / "stretched" / "config.json"
+    fields = json.loads(config.read_text())
+    # Divisors stand for the factors of the published models alone.
+    fields["rope_scaling"]["low_freq_factor"] = 2.0
+    config.write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match=r"stretched cannot be said in a GGUF file: .*rope_freqs"):
         quantize_model(tmp_path / "stretched", tmp_path / "out.gguf", "q8_0")
     assert not list(tmp_path.glob("out*"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from muser_wire.errors import CheckpointError
 from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.spec import QKNorm
 from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tiny_gguf import write_tiny_gguf
-from muser_wire.reference.canonical import CanonicalWeights
+from muser_wire.reference.canonical import CanonicalWeights, check_spec
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +90,29 @@ def test_a_scale_that_is_not_finite_is_refused(folder: Path, tmp_path: Path) -> 
     weights = CanonicalWeights(open_checkpoint(path))
     with pytest.raises(CheckpointError, match=r"broken\.gguf: tensor output\.weight has a scale that is not finite"):
         weights.digest()
+
+
+def test_a_norm_s_multiplier_that_is_not_finite_is_refused(folder: Path, tmp_path: Path) -> None:
+    """NaN in a norm would be NaN in one library and some integer in another: it is no input of the lane."""
+    path, name = tmp_path / "broken.gguf", "final_norm.weight"
+    wanted = open_checkpoint(quantised(folder, "Q8_0")).weight(name).f32().tobytes()
+    data = bytearray(quantised(folder, "Q8_0").read_bytes())
+    at = data.find(wanted)
+    assert at > 0
+    data[at + len(wanted) - 4 : at + len(wanted)] = np.float32(np.nan).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(
+        CheckpointError, match=r"broken\.gguf: tensor final_norm\.weight has a number that is not finite"
+    ):
+        CanonicalWeights(open_checkpoint(path)).digest()
+
+
+@pytest.mark.parametrize(
+    "small", [{"norm_eps": 1e-13}, {"post_norm_eps": 1e-13}, {"qk_norm": QKNorm(weighted=False, eps=1e-13)}]
+)
+def test_an_eps_that_lets_subnormals_matter_is_refused(folder: Path, small: dict[str, Any]) -> None:
+    checkpoint = open_checkpoint(quantised(folder, "Q8_0"))
+    check_spec(checkpoint)
+    checkpoint.spec = replace(checkpoint.spec, **small)
+    with pytest.raises(CheckpointError, match=r"eps is 1e-13: the reference lane needs at least"):
+        check_spec(checkpoint)

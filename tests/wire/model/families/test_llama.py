@@ -212,6 +212,16 @@ def test_llama_3_s_stretching_is_the_same_from_numbers_and_from_divisors() -> No
     np.testing.assert_allclose(rope.inverse_frequencies(), plain / divisors(), rtol=1e-6)
 
 
+def test_a_file_may_say_from_which_length_its_divisors_stretch() -> None:
+    length = {"llama.rope.scaling.original_context_length": 256}
+    spec = llama.spec(stretched_file(divisors(original=256), **length))
+    assert spec == llama.spec(folder(rope_scaling={**LLAMA3, "original_max_position_embeddings": 256}))
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        llama.spec(stretched_file(divisors(), **length))
+    with pytest.raises(CheckpointError, match=r"original_context_length is there without rope_freqs\.weight"):
+        llama.spec(file(length))
+
+
 @pytest.mark.parametrize("wrong", [divisors(original=4096), divisors()[:16], divisors(low=2.0), -divisors()])
 def test_other_divisors_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):

@@ -111,6 +111,19 @@ def test_a_compiler_that_does_not_end_is_given_up(
         build.shared_object(tmp_path / "kernels")
 
 
+def test_a_library_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, compiler: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut half a library would end each later start: it is found by its name and loaded."""
+    compiler('while [ $# -gt 0 ]; do if [ "$1" = -o ]; then echo code > "$2"; fi; shift; done')
+    steps: list[str] = []
+    for name in ("fsync", "replace"):
+        true = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, true=true: (steps.append(name), true(*given)))
+    assert build.shared_object(tmp_path / "kernels").read_text() == "code\n"
+    assert steps == ["fsync", "replace"]
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(KernelUnavailable, match="cannot be written"):
@@ -122,6 +135,20 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(KernelUnavailable, match="0777"):
+        build.shared_object(folder)
+
+
+def test_another_user_s_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns a folder can put code there, whatever its mode: root is not to run what somebody else left."""
+    folder = tmp_path / "kernels"
+    folder.mkdir(mode=0o700)
+    owner = os.geteuid()
+    if owner == 0:
+        owner = 12345
+        os.chown(folder, owner, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(KernelUnavailable, match=f"belongs to user {owner}"):
         build.shared_object(folder)
 
 
