@@ -9,7 +9,11 @@ import mlx.core as mx
 import numpy as np
 
 from muser_decode.engine.contract import Cache, Decoder
+from muser_wire.home import muser_home
 from muser_wire.reference.canonical import Weights
+from muser_wire.reference.compiled.build import shared_object
+from muser_wire.reference.compiled.library import load
+from muser_wire.reference.compiled.operations import Operations
 from muser_wire.reference.decoder import ReferenceDecoder as PlainDecoder
 from muser_wire.reference.numpy_arithmetic import NumpyArithmetic
 from muser_wire.reference.tiny import RandomWeights, random_spec
@@ -17,6 +21,12 @@ from muser_wire.reference.tiny import RandomWeights, random_spec
 
 def prompt(weights: Weights, tokens: int) -> list[int]:
     return np.random.default_rng(tokens).integers(0, weights.spec.vocab_size, tokens).tolist()
+
+
+@functools.cache
+def compiled_operations(threads: int = 1) -> Operations:
+    """The compiled kernels, without their admission, which is another test's; without a C++ compiler this fails."""
+    return Operations(load(shared_object(muser_home() / "kernels")), lambda: threads)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import torch
+from decoded_lane import compiled_operations
 
 from muser_decode.engine.contract import Decoder
 from muser_decode.reference.compiled.decoder import CompiledDecoder
@@ -22,7 +23,6 @@ from muser_decode.reference.decoder import ReferenceDecoder as MlxReferenceDecod
 from muser_prefill.kernels.exact import ExactKernels
 from muser_prefill.kernels.exact.choice import choose_exact
 from muser_prefill.reference.decoder import TorchReferenceDecoder
-from muser_wire.home import muser_home
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.quantize import quantize_model
 from muser_wire.model.spec import ModelSpec
@@ -30,9 +30,6 @@ from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.reference.arithmetic import Arithmetic
 from muser_wire.reference.canonical import CanonicalWeights, Weights
-from muser_wire.reference.compiled.build import shared_object
-from muser_wire.reference.compiled.library import load
-from muser_wire.reference.compiled.operations import Operations
 from muser_wire.reference.decoder import ReferenceDecoder
 
 TEXTS = Path(__file__).resolve().parent.parent / "bench" / "texts"
@@ -190,12 +187,6 @@ def mlx_run(weights: Weights, chunks: Chunks) -> Digests:
 def decode_run(weights: Weights, chunks: Chunks) -> Digests:
     """Run the decode node's decoder by compiled kernels in the same way."""
     return decoded_run(CompiledDecoder(weights, compiled_operations()), weights, chunks)
-
-
-@functools.cache
-def compiled_operations() -> Operations:
-    """The compiled kernels, without their admission: that is another test's."""
-    return Operations(load(shared_object(muser_home() / "kernels")), lambda: 1)
 
 
 def decoded_run(decoder: Decoder, weights: Weights, chunks: Chunks) -> Digests:

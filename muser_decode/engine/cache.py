@@ -13,19 +13,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from muser_decode.engine.layered import ROLLBACK_TOKENS, SLACK_TOKENS, LayeredCache, capacity_of
 from muser_decode.errors import CacheError
 from muser_decode.numerics import KV_DTYPES
 from muser_wire.geometry import ElementType
 from muser_wire.model.spec import ModelSpec
-
-GROWTH_TOKENS = 512
-"""Capacity grows to the next multiple of this."""
-
-ROLLBACK_TOKENS = 16
-"""How many of the last positions can be taken back: a drafted block, or a step launched in vain."""
-
-SLACK_TOKENS = ROLLBACK_TOKENS + 112
-"""Room of a sliding layer beyond its window: what a rollback brings back, and so many tokens between two moves."""
 
 
 def cache_nbytes(spec: ModelSpec, dtype: mx.Dtype, positions: int) -> int:
@@ -33,11 +25,6 @@ def cache_nbytes(spec: ModelSpec, dtype: mx.Dtype, positions: int) -> int:
     row_nbytes = 2 * spec.kv_heads * spec.head_dim * dtype.size
     capacity = capacity_of(positions, spec.max_positions)
     return sum(row_nbytes * min(capacity, most_rows(layer.window, spec.max_positions)) for layer in spec.layers)
-
-
-def capacity_of(positions: int, most: int) -> int:
-    """Return for how many positions there is room once there is room for so many."""
-    return min(-(-positions // GROWTH_TOKENS) * GROWTH_TOKENS, most)
 
 
 def most_rows(window: int | None, most: int) -> int:
@@ -122,7 +109,7 @@ class LayerRows:
         return self.array[:, start - self.first : stop - self.first]
 
 
-class KVCache:
+class KVCache(LayeredCache[LayerRows]):
     """Keys and values of positions [0, length). Only the engine's thread touches it.
 
     `element` is the type to which the values are rounded, `dtype` the one that holds them.
@@ -130,41 +117,15 @@ class KVCache:
 
     def __init__(self, spec: ModelSpec, dtype: mx.Dtype, element: ElementType) -> None:
         self._kv_heads, self._head_dim = spec.kv_heads, spec.head_dim
-        self._max_positions = spec.max_positions
         self._dtype, self._element = dtype, element
         nothing = mx.zeros((2 * spec.kv_heads, 0, spec.head_dim), dtype)
-        self._layers = [LayerRows(nothing, layer.window, spec.max_positions) for layer in spec.layers]
-        self._capacity = 0
-        self._length = self._furthest = 0
-
-    @property
-    def length(self) -> int:
-        """Positions that are complete in every layer."""
-        return self._length
-
-    @property
-    def capacity(self) -> int:
-        """Positions for which there is memory; sliding layers have less, and need no more."""
-        return self._capacity
+        layers = [LayerRows(nothing, layer.window, spec.max_positions) for layer in spec.layers]
+        super().__init__(layers, spec.max_positions)
 
     @property
     def arrays(self) -> list[mx.array]:
         """What to evaluate so that everything written is in memory."""
         return [layer.array for layer in self._layers]
-
-    def reserve(self, positions: int) -> None:
-        """Make room for positions [0, positions), keeping what is there.
-
-        Raises:
-            CacheError: the model has fewer positions.
-        """
-        if positions <= self._capacity:
-            return
-        if positions > self._max_positions:
-            raise CacheError(f"{positions} positions asked, the model has {self._max_positions}")
-        self._capacity = capacity_of(positions, self._max_positions)
-        for layer in self._layers:
-            layer.grow(self._capacity)
 
     def append(self, layer: int, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Write one layer's rows `[2 * kv_heads, tokens, head_dim]`, already rounded, after the last position.
@@ -202,34 +163,12 @@ class KVCache:
         self.reserve(stop)
         return self._layers[layer].place(start, stop)
 
-    def commit(self, length: int) -> None:
-        """Declare positions [0, length) complete in every layer."""
-        if not self._length <= length <= self._capacity:
-            raise CacheError(f"cannot commit {length} positions after {self._length}, with room for {self._capacity}")
-        self._length = length
-        self._furthest = max(self._furthest, length)
-
-    def rollback(self, length: int) -> None:
-        """Take back the positions from `length` on: at most ROLLBACK_TOKENS below the furthest ever committed.
-
-        Raises:
-            CacheError: further back, or to a place before which a window was never here, inside an
-                installed chunk.
-        """
-        if not self._furthest - ROLLBACK_TOKENS <= length <= self._length:
-            raise CacheError(f"cannot roll back from {self._length} to {length}: {self._furthest} were reached")
-        for index, layer in enumerate(self._layers):
-            if layer.first > layer.needed_from(length):
-                raise CacheError(f"cannot roll back to {length}: layer {index} starts at {layer.first}")
-        self._length = length
-
     def planes(self, layer: int, start: int, stop: int) -> tuple[mx.array, mx.array]:
         """Return keys and values of [start, stop) as they travel: `[tokens, kv_heads, head_dim]`, KV element type.
 
         Raises:
             CacheError: they are not there, or not any more.
         """
-        if not 0 <= start <= stop <= self._length:
-            raise CacheError(f"positions {start} to {stop} asked, {self._length} are there")
+        self.check_range(start, stop)
         rows = self._layers[layer].view(start, stop).transpose(1, 0, 2).astype(KV_DTYPES[self._element])
         return rows[:, : self._kv_heads], rows[:, self._kv_heads :]

@@ -8,11 +8,9 @@ blocks anchored at position 0 are slices. Rows that nobody wrote, or that were t
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
-
 import mlx.core as mx
 
-from muser_decode.engine.cache import ROLLBACK_TOKENS, SLACK_TOKENS, capacity_of
+from muser_decode.engine.layered import ROLLBACK_TOKENS, SLACK_TOKENS, LayeredCache, capacity_of
 from muser_decode.errors import CacheError
 from muser_decode.reference.planes import Derivation, PlaneShape, Rows, Seen
 from muser_wire.model.spec import ModelSpec
@@ -118,84 +116,6 @@ class LayerCache:
         self.first, self.origin = below, origin
 
 
-class Bounded(Protocol):
-    """One layer's rows, as far as `LayeredCache` is concerned."""
-
-    first: int
-
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` positions, or as many as this layer ever keeps."""
-
-    def needed_from(self, position: int) -> int:
-        """Return the first position that a query at `position` sees."""
-
-
-L = TypeVar("L", bound=Bounded)
-
-
-class LayeredCache(Generic[L]):
-    """What is common to caches of positions [0, length), however a layer keeps its rows."""
-
-    def __init__(self, layers: list[L], max_positions: int) -> None:
-        self._layers, self._max_positions = layers, max_positions
-        self._capacity = 0
-        self._length = self._furthest = 0
-
-    @property
-    def length(self) -> int:
-        """Positions that are complete in every layer."""
-        return self._length
-
-    @property
-    def capacity(self) -> int:
-        """Positions for which there is memory; sliding layers have less, and need no more."""
-        return self._capacity
-
-    def reserve(self, positions: int) -> None:
-        """Make room for positions [0, positions), keeping what is there.
-
-        Raises:
-            CacheError: the model has fewer positions.
-        """
-        if positions <= self._capacity:
-            return
-        if positions > self._max_positions:
-            raise CacheError(f"{positions} positions asked, the model has {self._max_positions}")
-        self._capacity = capacity_of(positions, self._max_positions)
-        for layer in self._layers:
-            layer.grow(self._capacity)
-
-    def commit(self, length: int) -> None:
-        """Declare positions [0, length) complete in every layer."""
-        if not self._length <= length <= self._capacity:
-            raise CacheError(f"cannot commit {length} positions after {self._length}, with room for {self._capacity}")
-        self._length = length
-        self._furthest = max(self._furthest, length)
-
-    def rollback(self, length: int) -> None:
-        """Take back the positions from `length` on: at most ROLLBACK_TOKENS below the furthest ever committed.
-
-        Raises:
-            CacheError: further back, or to a place before which a window was never here, inside an
-                installed chunk.
-        """
-        if not self._furthest - ROLLBACK_TOKENS <= length <= self._length:
-            raise CacheError(f"cannot roll back from {self._length} to {length}: {self._furthest} were reached")
-        for index, layer in enumerate(self._layers):
-            if layer.first > layer.needed_from(length):
-                raise CacheError(f"cannot roll back to {length}: layer {index} starts at {layer.first}")
-        self._length = length
-
-    def check_range(self, start: int, stop: int) -> None:
-        """Check that positions [start, stop) are complete.
-
-        Raises:
-            CacheError: they are not.
-        """
-        if not 0 <= start <= stop <= self._length:
-            raise CacheError(f"positions {start} to {stop} asked, {self._length} are there")
-
-
 class ReferenceCache(LayeredCache[LayerCache]):
     """Keys and values of positions [0, length). Only the engine's thread touches it."""
 
@@ -208,6 +128,11 @@ class ReferenceCache(LayeredCache[LayerCache]):
     def arrays(self) -> list[mx.array]:
         """What to evaluate so that everything written is in memory."""
         return [array for layer in self._layers for array in layer.arrays]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(array.nbytes for array in self.arrays)
 
     def append(self, layer: int, rows: Rows) -> Seen:
         """Write one layer's rows after the last position; return the key blocks that queries there see.

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from muser_decode.engine.cache import ROLLBACK_TOKENS, capacity_of
+from muser_decode.engine.layered import ROLLBACK_TOKENS, LayeredCache, capacity_of
 from muser_decode.errors import CacheError
-from muser_decode.reference.cache import LayeredCache, check_planes, most_rows
+from muser_decode.reference.cache import check_planes, most_rows
 from muser_decode.reference.planes import PlaneShape
 from muser_wire.model.spec import ModelSpec
 from muser_wire.reference.compiled.operations import Halves, Integers, Operations, Planes

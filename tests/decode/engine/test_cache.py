@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from muser_decode.engine.cache import GROWTH_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, KVCache
+from muser_decode.engine.cache import KVCache
+from muser_decode.engine.layered import GROWTH_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS
 from muser_decode.errors import CacheError
 from muser_wire.geometry import ElementType
 from muser_wire.model.spec import LayerSpec, ModelSpec, RopeSpec

@@ -1,4 +1,4 @@
-"""The decode node's decoder of the reference lane against the plain one over numpy."""
+"""The decode node's decoders of the reference lane against the plain one over numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from decoded_lane import decoded, oracle, prefilled, prompt, ragged, random_weights, same_bits, same_planes
+from decoded_lane import (
+    compiled_operations,
+    decoded,
+    oracle,
+    prefilled,
+    prompt,
+    ragged,
+    random_weights,
+    same_bits,
+    same_planes,
+)
 
 from muser_decode.errors import CacheError
 from muser_decode.reference import linear, vectors
+from muser_decode.reference.compiled.decoder import CompiledDecoder
 from muser_decode.reference.decoder import ReferenceDecoder
 from muser_decode.reference.linear import Activations
 from muser_wire.geometry import ElementType
@@ -20,17 +31,28 @@ from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.spec import LayerSpec, RopeSpec
 from muser_wire.model.tiny import write_tiny
 from muser_wire.model.tiny_families import TINY_FAMILIES
+from muser_wire.reference.canonical import Weights
 from muser_wire.reference.tiny import RandomWeights, random_spec
 
 SEEDS = range(24)
 STEPS = 6
 """Tokens at the end of a prompt that are decoded, not prefilled."""
 
+DecoderOf = Callable[[Weights], ReferenceDecoder | CompiledDecoder]
+
+
+@pytest.fixture(params=["mlx", "compiled"])
+def decoder_of(request: pytest.FixtureRequest) -> DecoderOf:
+    """How one of the two is made: of MLX's operations, or of compiled kernels."""
+    if request.param == "mlx":
+        return ReferenceDecoder
+    return lambda weights: CompiledDecoder(weights, compiled_operations())
+
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_models_give_the_rules_bytes_however_a_prompt_is_cut(seed: int) -> None:
+def test_random_models_give_the_rules_bytes_however_a_prompt_is_cut(seed: int, decoder_of: DecoderOf) -> None:
     weights, tokens = random_weights(seed), 40 + 7 * seed
-    decoder, ids = ReferenceDecoder(weights), prompt(weights, tokens)
+    decoder, ids = decoder_of(weights), prompt(weights, tokens)
     planes, logits = oracle(weights, tokens)
     for sizes in ([tokens - STEPS], ragged(tokens - STEPS, seed)):
         cache = prefilled(decoder, ids, sizes)
@@ -39,20 +61,20 @@ def test_random_models_give_the_rules_bytes_however_a_prompt_is_cut(seed: int) -
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_every_family_token_by_token(family: str, tmp_path: Path) -> None:
+def test_every_family_token_by_token(family: str, tmp_path: Path, decoder_of: DecoderOf) -> None:
     write_tiny(family, tmp_path, layers=6, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=32, vocab=64 + 300)
     weights = RandomWeights(open_checkpoint(tmp_path).spec, 1)
     planes, logits = oracle(weights, 70)
-    decoder = ReferenceDecoder(weights)
+    decoder = decoder_of(weights)
     cache = decoder.new_cache()
     same_bits(decoded(decoder, cache, prompt(weights, 70)), logits)
     same_planes(cache, planes, weights)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_row_of_a_batch_is_what_it_is_alone(seed: int) -> None:
+def test_a_row_of_a_batch_is_what_it_is_alone(seed: int, decoder_of: DecoderOf) -> None:
     weights = random_weights(seed)
-    decoder = ReferenceDecoder(weights)
+    decoder = decoder_of(weights)
     lengths = (3, 64, 97, 1, 130)
     prompts = [prompt(weights, length) for length in lengths]
     alone = [prefilled(decoder, ids, [len(ids)]) for ids in prompts]
@@ -67,11 +89,11 @@ def test_a_row_of_a_batch_is_what_it_is_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_installed_planes_go_on_as_computed_ones_do(seed: int) -> None:
+def test_installed_planes_go_on_as_computed_ones_do(seed: int, decoder_of: DecoderOf) -> None:
     """A handoff brings whole chunks, of sliding layers their last window only; the rest is computed here."""
     weights, tokens, received = random_weights(seed), 150, 90
     planes, logits = oracle(weights, tokens)
-    decoder, ids = ReferenceDecoder(weights), prompt(weights, tokens)
+    decoder, ids = decoder_of(weights), prompt(weights, tokens)
     cache = decoder.new_cache()
     for layer, kind in enumerate(weights.spec.layers):
         first = 0 if kind.window is None else max(0, received - kind.window)
@@ -84,16 +106,16 @@ def test_installed_planes_go_on_as_computed_ones_do(seed: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 350])
-def test_windows_that_move_for_long_change_nothing(chunk: int) -> None:
+def test_windows_that_move_for_long_change_nothing(chunk: int, decoder_of: DecoderOf) -> None:
     weights = random_weights(1)
     rope = RopeSpec(10_000.0, weights.spec.head_dim)
     layers = (LayerSpec(70, rope), LayerSpec(None, None), LayerSpec(5, rope))
     long = RandomWeights(replace(weights.spec, layers=layers), 1)
     tokens = 750
     planes, logits = oracle(long, tokens)
-    decoder, ids = ReferenceDecoder(long), prompt(long, tokens)
+    decoder, ids = decoder_of(long), prompt(long, tokens)
     # Single tokens move the window by decoding; the way there is prefilled.
-    sizes = [chunk] * ((tokens - 50) // chunk) if chunk > 1 else [tokens - 250]
+    sizes = [chunk] * ((tokens - 50) // chunk) if chunk > 1 else [tokens - 450]
     cache = prefilled(decoder, ids, sizes)
     same_planes(cache, planes, long)
     start = cache.length
@@ -101,10 +123,10 @@ def test_windows_that_move_for_long_change_nothing(chunk: int) -> None:
     same_planes(cache, planes, long)
 
 
-def test_taken_back_tokens_leave_no_trace() -> None:
+def test_taken_back_tokens_leave_no_trace(decoder_of: DecoderOf) -> None:
     weights, tokens = random_weights(3), 80
     planes, logits = oracle(weights, tokens)
-    decoder, ids = ReferenceDecoder(weights), prompt(weights, tokens)
+    decoder, ids = decoder_of(weights), prompt(weights, tokens)
     cache = prefilled(decoder, ids, [60])
     other = [(token + 1) % weights.spec.vocab_size for token in ids[60:70]]
     assert not np.array_equal(decoded(decoder, cache, other), logits[60:70])
@@ -113,9 +135,9 @@ def test_taken_back_tokens_leave_no_trace() -> None:
     same_planes(cache, planes, weights)
 
 
-def test_a_chunk_stops_when_it_is_told_to() -> None:
+def test_a_chunk_stops_when_it_is_told_to(decoder_of: DecoderOf) -> None:
     weights = random_weights(2)
-    decoder, asked = ReferenceDecoder(weights), []
+    decoder, asked = decoder_of(weights), []
 
     def go_on() -> bool:
         asked.append(None)
@@ -128,13 +150,13 @@ def test_a_chunk_stops_when_it_is_told_to() -> None:
         cache.planes(0, 0, 1)
 
 
-def test_a_cache_is_as_large_as_it_says() -> None:
+def test_a_cache_is_as_large_as_it_says(decoder_of: DecoderOf) -> None:
     weights = random_weights(5)
-    decoder = ReferenceDecoder(weights)
+    decoder = decoder_of(weights)
     for positions in (1, 512, 513, 2000):
         cache = decoder.new_cache()
         cache.reserve(positions)
-        assert sum(array.nbytes for array in cache.arrays) == decoder.cache_nbytes(positions)
+        assert cache.nbytes == decoder.cache_nbytes(positions)
     assert decoder.geometry.element is ElementType.F16
 
 

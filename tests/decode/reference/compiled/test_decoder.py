@@ -1,71 +1,21 @@
-"""The decoder by compiled kernels against the plain one over numpy, and against the one in MLX operations."""
+"""What is the compiled decoder's own; the rest is tested for both decoders of the lane at once."""
 
 from __future__ import annotations
-
-import functools
-from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from decoded_lane import decoded, oracle, prefilled, prompt, ragged, random_weights, same_bits, same_planes
+from decoded_lane import compiled_operations, oracle, prefilled, prompt, random_weights, same_bits, same_planes
 
-from muser_decode.errors import CacheError
 from muser_decode.reference.compiled.decoder import CompiledDecoder
 from muser_decode.reference.decoder import ReferenceDecoder
-from muser_wire.geometry import ElementType
-from muser_wire.home import muser_home
-from muser_wire.model.checkpoint import open_checkpoint
-from muser_wire.model.spec import LayerSpec, RopeSpec
-from muser_wire.model.tiny import write_tiny
-from muser_wire.model.tiny_families import TINY_FAMILIES
-from muser_wire.reference.canonical import Weights
-from muser_wire.reference.compiled.build import shared_object
-from muser_wire.reference.compiled.library import load
-from muser_wire.reference.compiled.operations import Operations
-from muser_wire.reference.tiny import RandomWeights
-
-STEPS = 6
-
-
-@functools.cache
-def operations(threads: int = 1) -> Operations:
-    """The compiled kernels; a machine without a C++ compiler fails here, and says so."""
-    return Operations(load(shared_object(muser_home() / "kernels")), lambda: threads)
-
-
-def decoder_of(weights: Weights) -> CompiledDecoder:
-    return CompiledDecoder(weights, operations())
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_random_models_give_the_rules_bytes_however_a_prompt_is_cut(seed: int) -> None:
-    weights, tokens = random_weights(seed), 40 + 7 * seed
-    decoder, ids = decoder_of(weights), prompt(weights, tokens)
-    planes, logits = oracle(weights, tokens)
-    for sizes in ([tokens - STEPS], ragged(tokens - STEPS, seed)):
-        cache = prefilled(decoder, ids, sizes)
-        same_bits(decoded(decoder, cache, ids[-STEPS:]), logits[-STEPS:])
-        same_planes(cache, planes, weights)
-
-
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_every_family_token_by_token(family: str, tmp_path: Path) -> None:
-    write_tiny(family, tmp_path, layers=6, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=32, vocab=64 + 300)
-    weights = RandomWeights(open_checkpoint(tmp_path).spec, 1)
-    planes, logits = oracle(weights, 70)
-    decoder = decoder_of(weights)
-    cache = decoder.new_cache()
-    same_bits(decoded(decoder, cache, prompt(weights, 70)), logits)
-    same_planes(cache, planes, weights)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_row_of_a_batch_is_what_plain_operations_give_for_it_alone(seed: int, threads: int) -> None:
     weights = random_weights(seed)
-    plain, compiled = ReferenceDecoder(weights), CompiledDecoder(weights, operations(threads))
+    plain, compiled = ReferenceDecoder(weights), CompiledDecoder(weights, compiled_operations(threads))
     # More rows than the kernels take at once.
     prompts = [prompt(weights, length) for length in (3, 64, 97, 1, 130, 65, 2)]
     alone = [prefilled(plain, ids, [len(ids)]) for ids in prompts]
@@ -79,80 +29,10 @@ def test_a_row_of_a_batch_is_what_plain_operations_give_for_it_alone(seed: int, 
         same_planes(other, [tuple(map(np.array, one.planes(at, 0, one.length))) for at in (0, 1)], weights)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_installed_planes_go_on_as_computed_ones_do(seed: int) -> None:
-    """A handoff brings whole chunks, of sliding layers their last window only; the rest is computed here."""
-    weights, tokens, received = random_weights(seed), 150, 90
-    planes, logits = oracle(weights, tokens)
-    decoder, ids = decoder_of(weights), prompt(weights, tokens)
-    cache = decoder.new_cache()
-    for layer, kind in enumerate(weights.spec.layers):
-        first = 0 if kind.window is None else max(0, received - kind.window)
-        cache.install(layer, first, *(mx.array(plane[first:received]) for plane in planes[layer]))
-    cache.commit(received)
-    decoder.prefill_chunk(ids[received:-STEPS], cache)
-    same_bits(decoded(decoder, cache, ids[-STEPS:]), logits[-STEPS:])
-    same_planes(cache, planes, weights)
-
-
-@pytest.mark.parametrize("chunk", [1, 100, 350])
-def test_windows_that_move_for_long_change_nothing(chunk: int) -> None:
-    weights = random_weights(1)
-    rope = RopeSpec(10_000.0, weights.spec.head_dim)
-    layers = (LayerSpec(70, rope), LayerSpec(None, None), LayerSpec(5, rope))
-    long = RandomWeights(replace(weights.spec, layers=layers), 1)
-    tokens = 750
-    planes, logits = oracle(long, tokens)
-    decoder, ids = decoder_of(long), prompt(long, tokens)
-    # Single tokens move the window by decoding; the way there is prefilled.
-    sizes = [chunk] * ((tokens - 50) // chunk) if chunk > 1 else [tokens - 650]
-    cache = prefilled(decoder, ids, sizes)
-    same_planes(cache, planes, long)
-    start = cache.length
-    same_bits(decoded(decoder, cache, ids[start:]), logits[start:])
-    same_planes(cache, planes, long)
-
-
-def test_taken_back_tokens_leave_no_trace() -> None:
-    weights, tokens = random_weights(3), 80
-    planes, logits = oracle(weights, tokens)
-    decoder, ids = decoder_of(weights), prompt(weights, tokens)
-    cache = prefilled(decoder, ids, [60])
-    other = [(token + 1) % weights.spec.vocab_size for token in ids[60:70]]
-    assert not np.array_equal(decoded(decoder, cache, other), logits[60:70])
-    cache.rollback(60)
-    same_bits(decoded(decoder, cache, ids[60:]), logits[60:])
-    same_planes(cache, planes, weights)
-
-
-def test_a_chunk_stops_when_it_is_told_to() -> None:
-    weights = random_weights(2)
-    decoder, asked = decoder_of(weights), []
-
-    def go_on() -> bool:
-        asked.append(None)
-        return False
-
-    cache = decoder.new_cache()
-    assert not decoder.prefill_chunk(prompt(weights, 20), cache, go_on)
-    assert (cache.length, len(asked)) == (0, 1)
-    with pytest.raises(CacheError, match="0 are there"):
-        cache.planes(0, 0, 1)
-
-
 def test_an_unread_token_is_read_first() -> None:
     weights = random_weights(4)
-    decoder, ids = decoder_of(weights), prompt(weights, 30)
+    decoder, ids = CompiledDecoder(weights, compiled_operations()), prompt(weights, 30)
     _, logits = oracle(weights, 30)
     cache = prefilled(decoder, ids, [29])
     lazy = mx.argmax(mx.arange(weights.spec.vocab_size) == ids[-1])
     same_bits(np.array(decoder.step(lazy, cache)), logits[-1])
-
-
-def test_a_cache_is_as_large_as_it_says() -> None:
-    decoder = decoder_of(random_weights(5))
-    for positions in (1, 512, 513, 2000):
-        cache = decoder.new_cache()
-        cache.reserve(positions)
-        assert cache.nbytes == decoder.cache_nbytes(positions)
-    assert decoder.geometry.element is ElementType.F16
