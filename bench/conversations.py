@@ -55,9 +55,9 @@ def words(tokenizer: Tokenizer, tokens: int, salt: str) -> list[int]:
     return ids[:tokens]
 
 
-def chat(tokenizer: Tokenizer, ask: Ask, system_tokens: int, turns: int) -> Scenario:
+def chat(tokenizer: Tokenizer, ask: Ask, system_tokens: int, turns: int, prefix: str = "") -> Scenario:
     """One chat: every prompt is the one before, its reply and a new message."""
-    scenario = Scenario(f"chat of {turns} turns", 1)
+    scenario = Scenario(f"{prefix}chat of {turns} turns", 1)
     ids = words(tokenizer, system_tokens, "chat")
     for turn in range(turns):
         ids = scenario.extend([*ids, *words(tokenizer, USER_TOKENS, f"message {turn}")], ask)

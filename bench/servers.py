@@ -1,4 +1,4 @@
-"""One chat over HTTP: this node, mlx-lm's server and llama-cpp-python's, each its own cache, the same messages."""
+"""One chat over HTTP: this node, mlx-lm's server, llama-cpp-python's and llama-server: same messages, own caches."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from bench.driver import PEERS_DIR, ROOT, BenchError, thread_limits
 from muser_wire.model.tokenizer import Tokenizer
 
 MUSER, MLX_LM, LLAMACPP = "muser-decode", "mlx-lm's server", "llama-cpp-python's server"
+LLAMA_SERVER = "llama-server"
 START_S = 120.0
 ANSWER_S = 240.0
 LOOK_S = 0.1
@@ -104,8 +105,12 @@ class Server:
     def _models(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         connection.request("GET", "/v1/models")
-        connection.getresponse().read()
+        response = connection.getresponse()
+        response.read()
         connection.close()
+        if response.status != http.client.OK:
+            # It listens, and still loads.
+            raise http.client.HTTPException(f"{self.name} answered {response.status}")
 
 
 def _events(name: str, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -166,6 +171,15 @@ def llamacpp(python: Path, model: Path, folder: Path, threads: int, context: int
     flags = ["--flash_attn", "true", "--verbose", "true", "--port", str(port), "--host", "127.0.0.1"]
     command = [str(python), "-m", "llama_cpp.server", "--model", str(model), *sizes, *flags]
     return Server(LLAMACPP, command, folder / "llama.log", port, threads, cached_by_log)
+
+
+def llama_server(binary: Path, model: Path, folder: Path, threads: int, context: int) -> Server:
+    """Start llama.cpp's own server with one slot, flash attention, and its own defaults for what it keeps."""
+    port, count = free_port(), str(threads)
+    sizes = ["--ctx-size", str(context), "--parallel", "1", "--threads", count, "--threads-batch", count]
+    flags = ["--flash-attn", "on", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(binary), "--model", str(model), *sizes, *flags]
+    return Server(LLAMA_SERVER, command, folder / "llama-server.log", port, threads, cached_by_usage)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 `python -m bench.warm --help` lists the options. Prompts are token ids and the same for everyone; replies in a chat
 are those of the product without a cache. mlx-lm answers with the prompt cache of its server, llama.cpp goes on from
-its context's longest common prefix, as its server does with one slot. One chat is also put to the three servers over
-HTTP.
+its context's longest common prefix, as its server does with one slot. One chat is also put to the
+servers over HTTP: this node's, mlx-lm's, llama-cpp-python's and llama-server.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bench import conversations, servers
 from bench.conversations import CHUNK_TOKENS, COLD, QUESTIONS, USER_TOKENS, Document, Scenario, words
 from bench.decode import write_folder
 from bench.driver import PEERS_VENV, BenchError, Peer, PeerUnavailable, machine, peer_python, table, write_result
+from bench.llama_build import built_llama_server
 from muser_wire.errors import WireError
 from muser_wire.geometry import ElementType, Geometry
 from muser_wire.home import muser_home
@@ -34,10 +35,12 @@ from muser_wire.model.tiny_gguf import write_tiny_gguf
 from muser_wire.model.tokenizer import load_tokenizer
 
 MLX_LM_REQUIREMENTS = ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2") if sys.platform == "linux" else ("mlx-lm==0.32.2",)
-LLAMACPP_REQUIREMENTS = ("llama-cpp-python[server]==0.3.36",)
+LLAMACPP_RELEASE = "llama-cpp-python==0.3.36"
+LLAMACPP_REQUIREMENTS = (LLAMACPP_RELEASE.replace("==", "[server]=="),)
 WARM, MLX_LM, LLAMACPP = "muser warm", "mlx-lm", "llama.cpp"
-LLAMACPP_WINDOW = "llama.cpp, windows as llama-server"
-"""Its library keeps every row of sliding layers, its server only what their windows need."""
+LLAMACPP_WINDOW = "llama.cpp, rows of windows alone"
+"""Its library keeps every row of sliding layers; its server what their windows need, and a few checkpoints, which this
+contestant lacks."""
 
 CONTEXT_TOKENS = 4096
 MEMORY_MB = 2000
@@ -47,7 +50,11 @@ AGAIN = 6
 SAVED_TOKENS, SAVED_PROMPTS, SAVED_REPLY = 1000, 2, 40
 """What is saved while its answer is decoded: some 23 MB, a slab between every two tokens."""
 
-WINDOW, LONG_TOKENS = 256, 1024
+WINDOW, LONG_TOKENS, WINDOW_TURNS = 256, 1024, 4
+SLIDING = f"window of {WINDOW}"
+HELD_GOAL = 0.5
+"""Least share of the later prompts that is held where they are longer than the window."""
+
 WARM_GOAL = 0.08
 """Most that a warm first token may take of a cold one when 2,048 tokens are held."""
 
@@ -69,6 +76,7 @@ class Options:
     threads: int
     peers: bool
     venv: Path
+    llama_server: Path | None
     out: Path | None
 
     @classmethod
@@ -82,11 +90,20 @@ class Options:
         parser.add_argument("--threads", type=int, default=2, help="BLAS threads of each contestant")
         parser.add_argument("--no-peers", action="store_true", help="only the product, cold and warm")
         parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
+        parser.add_argument("--llama-server", type=Path, help="its binary; without it one is compiled once")
         parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
         args = parser.parse_args(argv)
-        model = args.model or fetched_path("smollm2", muser_home())
-        peers = not args.no_peers
-        return cls(model, args.system_tokens, args.turns, args.reply_tokens, args.threads, peers, args.venv, args.out)
+        return cls(
+            model=args.model or fetched_path("smollm2", muser_home()),
+            system_tokens=args.system_tokens,
+            turns=args.turns,
+            reply_tokens=args.reply_tokens,
+            threads=args.threads,
+            peers=not args.no_peers,
+            venv=args.venv,
+            llama_server=args.llama_server,
+            out=args.out,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,6 +180,17 @@ class Bench:
             write_folder(open_checkpoint(self._options.model), self._folder / "hf")
             servers.write_tokenizer(self._tokenizer, self._folder / "hf")
         return pythons
+
+    def _llama_server(self) -> Path | None:
+        """Return llama.cpp's own server, where it is wanted and can be had."""
+        options = self._options
+        if not options.peers:
+            return None
+        try:
+            return options.llama_server or built_llama_server(options.venv, LLAMACPP_RELEASE)
+        except PeerUnavailable as error:
+            print(f"bench.warm: no llama-server: {error}; going on without", file=sys.stderr)
+            return None
 
     def _conversations(self) -> list[Scenario]:
         """Play chats and questions; a peer is started when the one before has ended."""
@@ -247,18 +275,19 @@ class Bench:
         return scenario
 
     def _sliding(self) -> list[Scenario]:
-        """Questions on a document longer than the window of a model with sliding layers: a random small one.
+        """A chat, and questions on a document, longer than the window of a model with sliding layers: a random one.
 
-        Short ones first, then such that are longer than the window themselves.
+        Short questions first, then such that are longer than the window themselves.
         """
         model = self._folder / "sliding"
         write_tiny("gemma3", model, layers=12, hidden=256, ffn=512, window=WINDOW, max_positions=CONTEXT_TOKENS)
         tokenizer = load_tokenizer(model)
         cold, warm = (self._ours(name, model, "sliding-cache", WINDOW) for name in (COLD, WARM))
-        short = Document(f"window of {WINDOW}", 8 * WINDOW, 3)
-        long = Document(f"window of {WINDOW}, questions of {LONG_TOKENS}", 5 * WINDOW, 3, LONG_TOKENS)
+        short = Document(SLIDING, 8 * WINDOW, 3)
+        long = Document(f"{SLIDING}, questions of {LONG_TOKENS}", 5 * WINDOW, 3, LONG_TOKENS)
         ask = partial(self._ask, cold)
-        scenarios = [conversations.document(tokenizer, ask, asked) for asked in (short, long)]
+        scenarios = [conversations.chat(tokenizer, ask, 8 * WINDOW, WINDOW_TURNS, f"{SLIDING}, ")]
+        scenarios += [conversations.document(tokenizer, ask, asked) for asked in (short, long)]
         peers = [warm]
         if MLX_LM in self._pythons:
             peers.append(self._mlx_lm(model))
@@ -279,6 +308,8 @@ class Bench:
         if LLAMACPP in self._pythons:
             python = self._pythons[LLAMACPP]
             contestants.append(servers.llamacpp(python, options.model, folder, options.threads, CONTEXT_TOKENS))
+        if (binary := self._llama_server()) is not None:
+            contestants.append(servers.llama_server(binary, options.model, folder, options.threads, CONTEXT_TOKENS))
         for server in contestants:
             self._stack.callback(server.close)
         talk = servers.Talk(self._tokenizer, options.system_tokens, options.turns, options.reply_tokens)
@@ -330,6 +361,9 @@ def judge(scenarios: Sequence[Scenario], again: Again, delay: Delay) -> int:
         print(f"{scenario.name}: {sum(here)} of {len(here)} warm answers have the tokens of the cold ones")
         if not all(here):
             missed.append(f"{scenario.name}: a warm answer differs from the cold one")
+        share = scenario.cached_share(WARM)
+        if scenario.name.startswith(SLIDING) and share < HELD_GOAL:
+            missed.append(f"{scenario.name}: {share:.0%} of the prompts was held; the goal is {HELD_GOAL:.0%}")
     print(
         f"saving delays a token by {delay.median_s * 1e3:+.2f} ms, the slowest twentieth by {delay.slow_s * 1e3:+.2f}"
     )

@@ -84,7 +84,14 @@ class HeldSource:
             _log.exception("held_failed")
             reason = f"internal: {type(error).__name__}"
         if not self._cancelled:
-            self._post(slots, (reason, self._ask_rest(self._held_tokens)))
+            self._post(slots, (reason, self._asked_rest()))
+
+    def _asked_rest(self) -> Rest:
+        try:
+            return self._ask_rest(self._held_tokens)
+        except Exception as error:  # outermost: without an answer the request would wait for ever
+            _log.exception("rest_failed")
+            return f"internal: {type(error).__name__}"
 
     def _serve(self, slots: SlotPool) -> str:
         """Post what is held; return why there is no more."""

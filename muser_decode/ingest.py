@@ -12,9 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from muser_decode.client import OpenedHandoff, ProducerClient
-from muser_decode.engine.source import Piece, SlotPool, SourceDone, SourceFailed, StagedChunk, StagingSlot
+from muser_decode.engine.source import (
+    Piece,
+    SlotPool,
+    SourceDone,
+    SourceFailed,
+    StagedChunk,
+    StagingSlot,
+    copied_rows,
+)
 from muser_decode.observer import HandoffEnd, Observer, Unobserved
 from muser_wire.errors import (
     GeometryError,
@@ -26,6 +35,7 @@ from muser_wire.errors import (
     WireError,
 )
 from muser_wire.handoff import Sealed, SegmentVerified
+from muser_wire.kvpack.block import pack_ids
 from muser_wire.schedule import Schedule, Segment
 from muser_wire.session import ProgressWatch
 from muser_wire.trace import now_ns, span
@@ -107,7 +117,7 @@ class RemoteSource:
         code, error = "sealed", None
         try:
             opened = self._client.open(self._prompt_ids, self._held_tokens)
-            receiver = _Receiver(opened, slots, self._cancelled, self._client.name)
+            receiver = _Receiver(opened, self._prompt_ids, slots, self._cancelled, self._client.name)
             with self._lock:
                 self._receiver = receiver
                 cancelled = self._cancelled.is_set()
@@ -193,8 +203,16 @@ def to_blame(error: WireError) -> bool:
 class _Receiver:
     """Reads one opened handoff to its end, on the ingest thread."""
 
-    def __init__(self, opened: OpenedHandoff, slots: SlotPool, cancelled: threading.Event, producer: str) -> None:
+    def __init__(
+        self,
+        opened: OpenedHandoff,
+        prompt_ids: Sequence[int],
+        slots: SlotPool,
+        cancelled: threading.Event,
+        producer: str,
+    ) -> None:
         self._opened = opened
+        self._prompt_ids = prompt_ids
         self._slots = slots
         self._cancelled = cancelled
         self._watch = ProgressWatch(opened.predicted_chunk_s, opened.predicted_wait_s, time.monotonic())
@@ -277,8 +295,22 @@ class _Receiver:
                 self._first_segment = self._first_segment or (self._last_frame_s, event.segment.nbytes)
                 chunk = self._staging.verified(event.segment)
                 if chunk is not None:
-                    yield chunk
+                    yield self._with_slab(chunk)
         handoff.end_of_input()
+
+    def _with_slab(self, chunk: StagedChunk) -> StagedChunk:
+        """Return a chunk with a copy of its rows where they are saved: this thread has time, the engine's has not.
+
+        The last one's are copied later: the first token waits for that chunk.
+        """
+        request = self._opened.schedule.request
+        if not self._slots.keeps or chunk.stop == request.prompt_tokens - 1:
+            return chunk
+        ids = pack_ids(self._prompt_ids[chunk.start : chunk.stop])
+        try:
+            return replace(chunk, slab=copied_rows(chunk, ids, request.geometry))
+        except MemoryError:
+            return chunk
 
     def _wait_for_slot(self) -> StagingSlot:
         """Return a free slot. While this side waits for its own engine, the producer is not to blame.

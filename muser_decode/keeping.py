@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from muser_decode.client import Consumer
@@ -14,6 +15,7 @@ from muser_wire.kvpack.disk import DiskTier, locked, read_key, store_files
 from muser_wire.kvpack.naming import Namer, random_key
 from muser_wire.kvpack.states import StateFacts, write_state
 from muser_wire.kvpack.store import BlockStore
+from muser_wire.numerics import Lane
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,17 @@ class CacheSizes:
     reuse_decoded: bool = True
 
 
+def all_computed(consumer: Consumer, computed: str) -> str:
+    """Return what planes depend on beside a node's identities.
+
+    In the reference lane the rules say every byte. In the native one another version of this software or of mlx may
+    compute otherwise, or rightly what was wrong before.
+    """
+    if consumer.identities.lane == Lane.NATIVE.value:
+        computed += f" by muser {metadata.version('muser')}, mlx {metadata.version('mlx')}"
+    return computed + (" unqualified" if consumer.allow_unqualified else "")
+
+
 @contextlib.contextmanager
 def open_keeper(sizes: CacheSizes, consumer: Consumer, computed: str) -> Iterator[Keeper | None]:
     """Hold the store open, and its keeper running; None when both tiers are off.
@@ -48,7 +61,7 @@ def open_keeper(sizes: CacheSizes, consumer: Consumer, computed: str) -> Iterato
         return
     with contextlib.ExitStack() as stack:
         identities, geometry = consumer.identities, consumer.geometry
-        computed += " unqualified" if consumer.allow_unqualified else ""
+        computed = all_computed(consumer, computed)
         namer, disk = Namer(random_key(), identities, computed), None
         if sizes.disk_nbytes:
             files = store_files(sizes.directory)

@@ -19,7 +19,7 @@ class Contestant:
     def load(self, model: str, context: int, threads: int, *, swa_full: bool) -> dict[str, Any]:
         """Load a GGUF file for prompts of up to `context` tokens, with flash attention.
 
-        `swa_full` False keeps of sliding layers what their window needs, as llama-server does unless told otherwise.
+        `swa_full` False keeps of sliding layers what their window needs, as llama-server does, but no checkpoints.
         """
         self._llama = llama_cpp.Llama(
             model,
@@ -55,9 +55,9 @@ class Contestant:
         return {"first_s": first_s, "tokens": answer, "cached": len(ids) - evaluated[0]}
 
     def _forget_what_windows_lack(self, ids: list[int]) -> None:
-        """Begin anew where sliding layers have not the rows before the common prefix's end, as llama-server does.
+        """Begin anew where sliding layers have not the rows before the common prefix's end.
 
-        The library would go on without them.
+        So does llama-server without a checkpoint to go back to; the library would go on without them.
         """
         held = self._llama.input_ids[: self._llama.n_tokens].tolist()
         common = 0

@@ -193,6 +193,7 @@ class Engine:
     def _load(self) -> Floor:
         decoder, config, keeper = self._factory(), self._config, self._keeper
         staging = Staging(decoder.geometry, config.staging_slots, config.staging_nbytes, self.wake)
+        staging.pool.keeps = keeper is not None
         recording = None if keeper is None else Recording(keeper, decoder.geometry, config.chunk_tokens)
         total = config.memory_nbytes
         if total is None:
@@ -340,6 +341,10 @@ class Engine:
                 self._guarded(floor, generation, partial(generation.finish, FinishReason.CANCELLED))
         if floor is not None:
             self._sweep(floor)
+            recording = floor.workshop.recording
+            # What ended just now may be all that a next turn after a restart goes on from.
+            while recording is not None and recording.advance():
+                self._beat()
 
 
 def with_deadline(request: GenerationRequest, most_s: float | None) -> GenerationRequest:

@@ -86,6 +86,8 @@ class Prefilling:
 
         `shared` says that others get tokens meanwhile and shall not wait long.
         """
+        if self.cache.length < self._tokens and not self._saved(shared=shared):
+            return True
         if self._source is None:
             self._prefill_here(shared=shared)
             return True
@@ -111,15 +113,16 @@ class Prefilling:
             self.begun_recorder = recording.begin(self.cache, self.ids, self._last_held, self._decoded_from)
         return self.begun_recorder
 
-    def _record(self) -> None:
-        """Before new tokens, which may push the last ones' rows out, have those copied."""
-        recorder = self.recorder()
-        if recorder is not None:
-            recorder.catch_up()
+    def _saved(self, *, shared: bool) -> bool:
+        """Before new tokens, which may push the last ones' rows out, have those copied; return whether all of them are.
+
+        What is held comes first, and is not saved again.
+        """
+        recorder = self.recorder() if self._source is None else self.begun_recorder
+        return recorder is None or recorder.catch_up(shared=shared)
 
     def _prefill_here(self, *, shared: bool) -> None:
         """Prefill one unit, to the next boundary of the grid anchored at 0 at most, wherever the cache ends."""
-        self._record()
         length, grid, pace = self.cache.length, self._workshop.chunk_tokens, self._workshop.pace
         boundary = min(self._tokens, (length // grid + 1) * grid)
         stop = pace.unit_stop(length, boundary, shared=shared)
@@ -132,8 +135,6 @@ class Prefilling:
         if chunk.origin is Origin.PEER:
             # Saving begins where what was held ends, before anything else comes.
             self.recorder()
-            if self.cache.length % self._workshop.chunk_tokens == 0:
-                self._record()
         staging, before = self._workshop.staging, self.cache.length
         started_ns = now_ns()
         try:
@@ -144,6 +145,8 @@ class Prefilling:
             return
         finally:
             staging.pool.release(chunk.slot)
+        if chunk.slab is not None and self.begun_recorder is not None:
+            self.begun_recorder.take(chunk.slab)
         span("commit", chunk.start // self._workshop.chunk_tokens, started_ns)
         self._staged[chunk.origin] += self.cache.length - before
         if chunk.producer:

@@ -21,7 +21,10 @@ SLAB_NBYTES = 1 << 20
 """Rows of at most so many bytes are copied between two tokens: about a millisecond."""
 
 LARGE_SLAB_NBYTES = 16 << 20
-"""The same between two chunks, which take seconds."""
+"""The same between two chunks, which take seconds, while nobody gets tokens."""
+
+SHARED_SLAB_NBYTES = 4 << 20
+"""The same between two chunks, once a turn, while others get tokens."""
 
 MIN_SLAB_TOKENS = 32
 """Fewer rows wait for more: each copy costs a launch for each layer, and a wait for the step under way."""
@@ -39,12 +42,25 @@ class Recorder:
         self._geometry, self._chunk_tokens = geometry, chunk_tokens
         token_nbytes = geometry.layer_token_nbytes * len(geometry.windows)
         self._slab_tokens = max(MIN_SLAB_TOKENS, SLAB_NBYTES // token_nbytes)
+        self._shared_slab_tokens = max(MIN_SLAB_TOKENS, SHARED_SLAB_NBYTES // token_nbytes)
         self._large_slab_tokens = max(MIN_SLAB_TOKENS, LARGE_SLAB_NBYTES // token_nbytes)
 
-    def catch_up(self) -> None:
-        """Copy everything that is in the cache: before a chunk whose rows may push these out."""
+    def catch_up(self, *, shared: bool = False) -> bool:
+        """Copy everything that is in the cache: before a chunk whose rows may push these out.
+
+        `shared` says that others get tokens meanwhile: then one slab of it, and False as long as there are more.
+        """
+        if shared:
+            return not self._copy(self._cache.length, self._shared_slab_tokens) or self._at == self._cache.length
         while self._copy(self._cache.length, self._large_slab_tokens):
             pass
+        return True
+
+    def take(self, slab: Slab) -> None:
+        """Hand over rows that whoever brought them has copied already, if they are the next ones."""
+        if slab.start == self._at and not self._saving.dropped:
+            self._saving.add(slab)
+            self._at = slab.stop
 
     def step(self) -> None:
         """Copy a slab, if there are enough rows of tokens whose step is complete."""
@@ -82,8 +98,9 @@ class Recorder:
         )
         try:
             words = self._words(firsts, stop)
-        except CacheError as error:
-            log.warning("recording_abandoned reason=%s", error)
+        except Exception as error:  # outermost loop of one recording: its answer and the engine go on without it
+            shown = str(error) if isinstance(error, CacheError) else type(error).__name__
+            log.warning("recording_abandoned reason=%s", shown)
             self.abandon()
             return False
         self._saving.add(Slab(self._at, stop, pack_ids(self._ids[self._at : stop]), firsts, words))

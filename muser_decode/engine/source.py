@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+
+from muser_decode.keeper import Slab, Words
+from muser_wire.geometry import Geometry
 from muser_wire.kvpack.block import Block
 
 
@@ -34,6 +38,8 @@ class SlotPool:
     def __init__(self, slots: Iterable[StagingSlot], wake: Callable[[], None], *, direct: bool = False) -> None:
         self.direct = direct
         """Whether chunks are installed from any memory, not only from slots."""
+        self.keeps = False
+        """Whether chunks are saved: then a source had better copy their rows on its own thread."""
         self._free: queue.SimpleQueue[StagingSlot | None] = queue.SimpleQueue()
         self._wake = wake
         self._closed = False
@@ -95,7 +101,8 @@ class StagedChunk:
 
     Of a layer with a window that is shorter than the chunk: the window before `stop`, no more. `block` is what
     it was copied from, if this node held it; `producer` is the name of who sent it, if one did. `beside` is the memory
-    in which the pieces lie, if that is not the slot's: only where the pool is `direct`.
+    in which the pieces lie, if that is not the slot's: only where the pool is `direct`. `slab` is a copy of its rows
+    to be saved, if its source made one.
     """
 
     start: int
@@ -106,11 +113,25 @@ class StagedChunk:
     block: Block | None = None
     producer: str = ""
     beside: memoryview | None = None
+    slab: Slab | None = None
 
     @property
     def memory(self) -> memoryview:
         """Where the pieces lie."""
         return self.slot.memory if self.beside is None else self.beside
+
+
+def copied_rows(chunk: StagedChunk, ids: bytes, geometry: Geometry) -> Slab:
+    """Return the rows of a chunk of these tokens as they are saved, copied out of its slot."""
+    words, row = np.frombuffer(chunk.memory, np.uint16), geometry.kv_heads * geometry.head_dim
+    planes: list[tuple[list[Words], list[Words]]] = [([], []) for _ in geometry.windows]
+    firsts = [chunk.stop] * len(planes)
+    for piece in chunk.pieces:
+        firsts[piece.layer] = min(firsts[piece.layer], piece.start)
+        for parts, offset in zip(planes[piece.layer], (piece.k_offset_nbytes, piece.v_offset_nbytes), strict=True):
+            parts.append(words[offset // 2 : offset // 2 + (piece.stop - piece.start) * row])
+    gathered = np.concatenate([part for k, v in planes for part in (*k, *v)])
+    return Slab(chunk.start, chunk.stop, ids, tuple(firsts), gathered)
 
 
 @dataclass(frozen=True)

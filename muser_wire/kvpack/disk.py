@@ -89,6 +89,12 @@ class DiskTier:
         with self._lock:
             return sum(stored.nbytes for stored in self._stored.values())
 
+    @property
+    def newest_ns(self) -> int:
+        """When any file was last used, as far as is known; 0 without one."""
+        with self._lock:
+            return max((stored.used_ns for stored in self._stored.values()), default=0)
+
     def scan(self) -> list[BlockHead]:
         """Look through the directory; return the heads of this state's blocks, parents before children.
 
@@ -117,11 +123,14 @@ class DiskTier:
             return self._save(block, used_ns)
 
     def load(self, head: BlockHead) -> Block | None:
-        """Return a block, verified in full; None when that fails, and then its file is gone."""
+        """Return a block, verified in full; None when that fails, and then its file is gone, or it was evicted."""
         file = self.file_name(head.name)
         try:
             block = decode(self._geometry, self._namer, head, self.files.read(file))
         except (OSError, BlockInvalid) as error:
+            with self._lock:
+                if isinstance(error, FileNotFoundError) and file not in self._stored:
+                    return None
             _log.warning("block_invalid name=%s reason=%s", head.name.hex()[:16], error)
             self.drop(head.name)
             with self._lock:

@@ -66,6 +66,9 @@ def list_blocks(files: Files) -> tuple[list[Listed], list[Unreadable]]:
     for facts in _block_files(files):
         try:
             listed.append(_listed(files, facts))
+        except FileNotFoundError:
+            # The node beside us has evicted it meanwhile.
+            continue
         except (BlockInvalid, OSError) as error:
             unreadable.append(Unreadable(facts, str(error)))
     return sorted(listed, key=lambda block: (block.state, block.head.start, block.head.name)), unreadable
@@ -84,6 +87,8 @@ def check_blocks(files: Files) -> Iterator[tuple[FileFacts, str]]:
             name = check_file(key, files.read(facts.name))
             if name.hex() not in facts.name:
                 reason = "it lies under another block's name"
+        except FileNotFoundError:
+            continue
         except (BlockInvalid, OSError) as error:
             reason = str(error)
         yield facts, reason

@@ -45,20 +45,28 @@ class MemoryTier:
     def put(self, block: Block, used_ns: int) -> list[Digest]:
         """Keep a block, unless blocks at least as new would have to leave for it; return the names of those that left.
 
-        The names include the block's own when it could not be kept.
+        That is the block's own alone when it could not be kept: then nothing leaves in vain.
         """
         self.drop(block.head.name)
-        left: list[Digest] = []
-        while self.nbytes + block.nbytes > self._bound_nbytes:
-            victim = min(self._kept.values(), key=lambda kept: kept.order, default=None)
-            if victim is None or victim.used_ns >= used_ns:
-                return [*left, block.head.name]
-            self.drop(victim.block.head.name)
-            self.evicted += 1
-            left.append(victim.block.head.name)
+        victims = self._victims(block.nbytes, used_ns)
+        if victims is None:
+            return [block.head.name]
+        for victim in victims:
+            self.drop(victim)
+        self.evicted += len(victims)
         self._kept[block.head.name] = _Kept(block, used_ns)
         self.nbytes += block.nbytes
-        return left
+        return victims
+
+    def _victims(self, nbytes: int, used_ns: int) -> list[Digest] | None:
+        """Return what must leave so that `nbytes` fit; None when only what is in use now could make room."""
+        excess, victims = self.nbytes + nbytes - self._bound_nbytes, list[Digest]()
+        for kept in sorted(self._kept.values(), key=lambda kept: kept.order) if excess > 0 else ():
+            if excess <= 0 or kept.used_ns >= used_ns:
+                break
+            victims.append(kept.block.head.name)
+            excess -= kept.block.nbytes
+        return None if excess > 0 else victims
 
     def bound(self, nbytes: int) -> list[Digest]:
         """Keep at most so many bytes, and never more than at first; return the names of the blocks that left."""

@@ -88,11 +88,12 @@ class BlockStore:
         self._departures = disk.departures if disk is not None else Departures()
         self._lock = threading.Lock()
         self._clock_ns = clock_ns
-        self._now_ns = 0
         self._counts = _Counts()
         for head in disk.scan() if disk else ():
             self._index.add(head)
             self._on_disk.add(head.name)
+        # A clock that was set back must not make everything new the oldest.
+        self._now_ns = disk.newest_ns if disk else 0
 
     @property
     def files(self) -> Files | None:
@@ -176,7 +177,7 @@ class BlockStore:
         self._save(kept)
         held = self._settled(kept)
         if held:
-            self._drop(kept.superseded)
+            self._supersede(kept)
         return held
 
     def release(self, kept: Kept) -> None:
@@ -224,16 +225,20 @@ class BlockStore:
             return False
 
     def _save(self, kept: Kept) -> None:
+        """Save a block, and before it what it continues, as far as an earlier failure left that in memory alone."""
         if self._disk is None:
             return
-        head = kept.block.head
         self._disk.touch(kept.lineage, kept.used_ns)
-        with self._lock:
-            grounded = all(name in self._on_disk for name in kept.lineage[1:])
-        if not grounded:
-            # After a restart nothing would lead to it.
-            return
-        saved = self._disk.save(kept.block, kept.used_ns)
+        for name in reversed(kept.lineage[1:]):
+            with self._lock:
+                saved, block = name in self._on_disk, self._memory.get(name)
+            if not saved and (block is None or not self._save_one(self._disk, block, kept.used_ns)):
+                # After a restart nothing would lead to it.
+                return
+        self._save_one(self._disk, kept.block, kept.used_ns)
+
+    def _save_one(self, disk: DiskTier, block: Block, used_ns: int) -> bool:
+        head, saved = block.head, disk.save(block, used_ns)
         with self._lock:
             for name in saved.evicted:
                 self._gone_from_disk(name, Departure.EVICTED)
@@ -241,6 +246,7 @@ class BlockStore:
                 self._on_disk.add(head.name)
                 if self._index.rooted(head.parent):
                     self._index.add(head)
+        return saved.done
 
     def _gone_from_disk(self, name: Digest, reason: Departure) -> None:
         self._on_disk.discard(name)
@@ -261,13 +267,16 @@ class BlockStore:
         tier = Tier.MEMORY if name in self._memory or name in self._unsaved else Tier.DISK
         return str(tier.value)
 
-    def _drop(self, names: tuple[Digest, ...]) -> None:
+    def _supersede(self, kept: Kept) -> None:
+        """Drop what a block holds whole: from memory, and from disk once the block itself is there."""
         with self._lock:
-            for name in names:
+            stored = [name for name in kept.superseded if name in self._on_disk]
+            staying = stored if kept.block.head.name not in self._on_disk else []
+            for name in kept.superseded:
                 self._memory.drop(name)
-                self._index.discard(name)
-            stored = [name for name in names if name in self._on_disk]
-            self._on_disk.difference_update(stored)
+                if name not in staying:
+                    self._on_disk.discard(name)
+                    self._index.discard(name)
         for name in stored:
-            if self._disk is not None:
+            if self._disk is not None and name not in staying:
                 self._disk.drop(name)

@@ -16,10 +16,15 @@ FAKE = """
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     class Handler(BaseHTTPRequestHandler):
+        asked = 0
+
         def do_GET(self):
-            self.send_response(200); self.end_headers()
+            Handler.asked += 1
+            self.send_response(200 if Handler.asked > 2 else 503); self.end_headers()
 
         def do_POST(self):
+            if Handler.asked <= 2:
+                self.send_response(503); self.end_headers(); return
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             turns = len(body["messages"])
             print(f"Llama.generate: {turns} prefix-match hit, remaining 1", file=sys.stderr, flush=True)

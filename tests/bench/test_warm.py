@@ -7,7 +7,7 @@ import pytest
 
 from bench import conversations
 from bench.conversations import COLD, Scenario
-from bench.warm import WARM, Again, Delay, judge, report
+from bench.warm import SLIDING, WARM, Again, Delay, judge, report
 
 
 class Words:
@@ -87,6 +87,16 @@ def test_each_goal_can_be_missed(
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missed")]
     assert (status, len(shown)) == ((1, 1) if missed else (0, 0))
     assert not missed or missed in shown[0]
+
+
+def test_a_prompt_longer_than_the_window_must_be_held_too(capsys: pytest.CaptureFixture[str]) -> None:
+    sliding = scenario(0.05, [1, 2])
+    sliding.name = f"{SLIDING}, chat of 4 turns"
+    assert judge([scenario(0.05, [1, 2]), sliding], GOOD, Delay(0.0, 0.0)) == 0
+    for answer in sliding.answers[WARM]:
+        answer["cached"] = 4
+    assert judge([scenario(0.05, [1, 2]), sliding], GOOD, Delay(0.0, 0.0)) == 1
+    assert f"missed: {SLIDING}, chat of 4 turns: 40% of the prompts was held" in capsys.readouterr().out
 
 
 def test_the_report_shows_how_much_was_held(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,6 +155,14 @@ def test_an_error_of_ours_ends_what_is_held_and_the_prompt_goes_on() -> None:
     assert (length, ended) == (0, HeldEnded("internal: RuntimeError", "here"))
 
 
+def test_an_error_of_who_chooses_the_way_leaves_the_rest_to_this_node() -> None:
+    def fail(held: int) -> Rest:
+        raise RuntimeError("for the test")
+
+    length, ended = served(HeldSource(shelf(FULL), IDS, fail), Pool(), FULL, IDS)
+    assert (length, ended) == (19, HeldEnded("all held", "internal: RuntimeError"))
+
+
 def test_a_block_larger_than_a_slot_is_not_used() -> None:
     pool = Pool(100)
     length, ended = served(HeldSource(shelf(FULL), IDS, lambda held: "here"), pool, FULL, IDS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_the_disk_is_found_again_by_the_same_node_only(consumer: Consumer, tmp_p
     unqualified = dataclasses.replace(consumer, allow_unqualified=True)
     assert kept(unqualified, tmp_path) == 0, "what a producer with other weights may have made is apart"
     assert kept(consumer, tmp_path) == 20
+
+
+@pytest.mark.parametrize("package", ["muser", "mlx"])
+def test_what_another_version_computed_is_ignored_where_no_rules_say_every_byte(
+    package: str, consumer: Consumer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = dataclasses.replace(consumer, identities=identities(lane="reference"))
+    assert kept(consumer, tmp_path, save=True) == kept(exact, tmp_path, save=True) == 20
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "999.0" if name == package else version(name))
+    assert kept(consumer, tmp_path) == 0
+    assert kept(exact, tmp_path) == 20
 
 
 def test_a_directory_in_use_is_refused_by_name(consumer: Consumer, tmp_path: Path) -> None:

@@ -6,18 +6,23 @@ import contextlib
 import itertools
 import os
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
 import mlx.core as mx
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from local_backend import served
 
 from muser_decode.client import Consumer, ProducerClient
 from muser_decode.decoder import MlxDecoder
 from muser_decode.engine.loop import Engine
+from muser_decode.engine.recording import Recorder
 from muser_decode.engine.request import (
     Event,
     Failed,
@@ -387,9 +392,97 @@ def test_what_a_producer_sent_is_kept_and_is_warm_after_a_restart(llama: Model, 
         assert again.tokens == llama.cold
 
 
+def test_what_a_producer_sent_is_saved_from_its_own_bytes_off_the_engine_s_thread(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole chunks are copied by the thread that received them, with the bytes that the cache would give."""
+    copied: list[int] = []
+    words = Recorder._words
+
+    def counted(self: Recorder, firsts: tuple[int, ...], stop: int) -> object:
+        copied.append(stop)
+        return words(self, firsts, stop)
+
+    monkeypatch.setattr(Recorder, "_words", counted)
+    with producing(model.path) as client:
+        with running(model.path, client=client) as node:
+            remote = node.ask(PROMPT)
+            assert remote.report.route is Route.REMOTE
+            assert min(copied) > 96
+            saved = node.stored(PROMPT[:96])
+            assert node.ask(PROMPT).tokens == remote.tokens
+        with running(model.path, client=client) as node:
+            node.node._engine._floor.workshop.staging.pool.keeps = False  # type: ignore[union-attr]
+            copied.clear()
+            assert node.ask(PROMPT).tokens == remote.tokens
+            assert min(copied) == 32
+            assert node.stored(PROMPT[:96]) == saved
+    assert len(saved) == 3
+
+
+def test_a_request_under_way_when_the_node_stops_is_saved_as_far_as_it_came(llama: Model, tmp_path: Path) -> None:
+    with running(llama.path, disk=tmp_path) as node:
+        ended = threading.Event()
+
+        def stop_at_the_first_token(event: Event) -> None:
+            if isinstance(event, TokenEvent):
+                # No turn of the engine's loop comes after this one.
+                node.node._engine._stopping.set()
+            elif isinstance(event, Finished):
+                ended.set()
+
+        node.node.submit(GenerationRequest("test", PROMPT, 40), stop_at_the_first_token)
+        assert ended.wait(WAIT_S)
+    with running(llama.path, memory=0, disk=tmp_path) as node:
+        again = node.ask(PROMPT)
+        assert (again.report.route, again.report.disk_tokens) == (Route.WARM, TOKENS)
+        assert again.tokens == llama.cold
+
+
 def test_without_a_cache_every_request_is_cold(llama: Model) -> None:
     with running(llama.path, memory=0) as node:
         for _ in range(2):
             answer = node.ask(PROMPT)
             assert (answer.report.route, answer.report.held_tokens) == (Route.LOCAL, 0)
         assert node.node.describe_status()["cache"] is None
+
+
+STOPPING = "Say where the ships go when the harbour is closed. " * 3
+
+
+@pytest.mark.parametrize("kind", ["text", "token"])
+def test_stops_cut_an_answer_at_the_same_place_local_remote_and_warm(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tiny"
+    write_tiny("llama", path)
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": STOPPING}], "max_tokens": 40, "seed": 5}
+    with (
+        producing(path) as client,
+        running(path, memory=0) as cold,
+        running(path, client=client) as node,
+        served(cold.node) as near,
+        served(node.node) as far,
+    ):
+
+        def ask(url: str, **more: Any) -> tuple[str, Any]:
+            response = httpx.post(f"{url}/v1/chat/completions", json={**asked, **more}, timeout=WAIT_S)
+            body = response.json()
+            choice = body["choices"][0]
+            assert node.keeper is not None
+            assert node.keeper.idle(WAIT_S)
+            bytes_of = [entry["bytes"] for entry in (choice["logprobs"] or {"content": []})["content"]]
+            told = choice["message"]["content"], choice["finish_reason"], body["usage"]["completion_tokens"], bytes_of
+            return body["muser"]["route"], told
+
+        _, (text, _, _, entries) = ask(near, logprobs=True)
+        cut = next(place for place in range(8, len(text)) if text.index(text[place : place + 3]) == place)
+        stop: Any = [text[cut : cut + 3], "\x00"]
+        if kind == "token":
+            tokenizer = load_tokenizer(path)
+            stop = [token for token in range(512) if list(tokenizer.token_bytes(token)) == entries[12]]
+        answers = [ask(url, stop=stop, logprobs=True) for url in (near, far, far)]
+    assert [route for route, _ in answers] == ["local", "remote", "warm"]
+    (_, local), (_, remote), (_, warm) = answers
+    assert local == remote == warm
+    before = entries[: entries.index(entries[12])]
+    expected = text[:cut] if kind == "text" else b"".join(map(bytes, before)).decode("utf-8", "replace")
+    assert local[:2] == (expected, "stop")

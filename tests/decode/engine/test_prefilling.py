@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,12 +10,18 @@ import pytest
 from memory_source import MemorySource
 
 from muser_decode.decoder import MlxDecoder
+from muser_decode.engine import recording
 from muser_decode.engine.pace import Pace
 from muser_decode.engine.prefilling import Prefilling, Workshop
+from muser_decode.engine.recording import Recording
 from muser_decode.engine.request import Event, GenerationRequest, PrefillProgress, Route
 from muser_decode.engine.source import KVSource
 from muser_decode.engine.staging import Staging
+from muser_decode.keeper import Keeper
 from muser_wire.geometry import ElementType
+from muser_wire.identities import Digest, Identities
+from muser_wire.kvpack.naming import Namer
+from muser_wire.kvpack.store import BlockStore
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.tiny import write_tiny
 from muser_wire.numerics import budget
@@ -115,6 +122,23 @@ def test_waiting_for_a_source_is_no_progress(begin: Begin) -> None:
     waiting.abandon()
     waiting.abandon()
     assert source.events == ["begin", "cancel"]
+
+
+def test_while_others_get_tokens_saving_takes_turns_of_its_own(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MIN_SLAB_TOKENS", 4)
+    monkeypatch.setattr(recording, "SHARED_SLAB_NBYTES", 1)
+    nothing, geometry = Digest(bytes(32)), workshop.decoder.geometry
+    namer = Namer(bytes(32), Identities(nothing, nothing, "kv1", "native", nothing, GRID, nothing))
+    saving = replace(workshop, recording=Recording(Keeper(BlockStore(namer, geometry, 1 << 20)), geometry, GRID))
+    prefilling = Prefilling(saving, GenerationRequest("r", PROMPT, 1), [].append, None, "")
+    lengths = []
+    while not prefilling.complete:
+        assert prefilling.advance(shared=True)
+        lengths.append(prefilling.cache.length)
+    # Two slabs of 4 tokens for each chunk of 8: with the second one the next chunk may come.
+    assert lengths == [8, 8, 16, 16, 19]
 
 
 WINDOW = 24

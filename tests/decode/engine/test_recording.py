@@ -75,6 +75,30 @@ def test_slabs_are_cut_at_the_grid_and_at_their_size(
     assert [(slab.start, slab.stop) for slab in saving.slabs] == [(0, 12), (12, 24), (24, 32), (32, 40)]
 
 
+def test_while_others_get_tokens_a_turn_copies_one_small_slab(
+    begin: Begin, decoder: MlxDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MIN_SLAB_TOKENS", 12)
+    monkeypatch.setattr(recording, "SHARED_SLAB_NBYTES", 1)
+    recorder, saving, cache, _ = begin()
+    decoder.prefill_chunk(IDS[:40], cache)
+    assert [recorder.catch_up(shared=True) for _ in range(5)] == [False, False, False, True, True]
+    assert [(slab.start, slab.stop) for slab in saving.slabs] == [(0, 12), (12, 24), (24, 32), (32, 40)]
+
+
+def test_rows_that_were_copied_elsewhere_are_not_copied_again(begin: Begin, decoder: MlxDecoder) -> None:
+    recorder, saving, cache, _ = begin()
+    decoder.prefill_chunk(IDS[:40], cache)
+    copied = Slab(0, 32, b"", (), np.empty(0, np.uint16))
+    recorder.take(Slab(8, 40, b"", (), np.empty(0, np.uint16)))
+    assert saving.slabs == [], "they are not the next ones"
+    recorder.take(copied)
+    recorder.take(copied)
+    recorder.catch_up()
+    assert saving.slabs[0] is copied
+    assert [(slab.start, slab.stop) for slab in saving.slabs] == [(0, 32), (32, 40)]
+
+
 def test_a_slab_holds_the_bytes_of_the_cache_and_of_a_window_what_a_block_can_need(
     begin: Begin, decoder: MlxDecoder
 ) -> None:
@@ -124,6 +148,24 @@ def test_rows_that_are_gone_end_the_recording_and_nothing_else(begin: Begin, dec
     assert saving.dropped
     assert not recorder.finish()
     assert saving.ended
+
+
+@pytest.mark.parametrize("within", ["the prompt", "the answer", "the rest"])
+def test_a_fault_ends_the_recording_and_nothing_else(
+    begin: Begin, decoder: MlxDecoder, monkeypatch: pytest.MonkeyPatch, within: str
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("secret")
+
+    recorder, saving, cache, _ = begin()
+    decoder.prefill_chunk(IDS[:GRID], cache)
+    monkeypatch.setattr(cache, "planes", no_memory)
+    if within == "the prompt":
+        recorder.catch_up()
+    elif within == "the answer":
+        recorder.step()
+    assert not recorder.finish()
+    assert (saving.slabs, saving.dropped, saving.ended) == ([], True, True)
 
 
 def test_an_abandoned_recording_adds_nothing(begin: Begin, decoder: MlxDecoder) -> None:

@@ -4,8 +4,10 @@ import threading
 import time
 
 import pytest
+from kvpack_support import SLIDING, expected_payload, row
 
-from muser_decode.engine.source import SlotPool, StagingSlot
+from muser_decode.engine.source import Piece, SlotPool, StagedChunk, StagingSlot, copied_rows
+from muser_wire.kvpack.block import pack_ids
 
 NAP_S = 0.05
 
@@ -63,3 +65,17 @@ def test_wake_reaches_the_engine() -> None:
     woken = threading.Event()
     new_pool(wake=woken.set).wake()
     assert woken.is_set()
+
+
+def test_the_rows_of_a_chunk_are_copied_as_they_are_saved() -> None:
+    """Segments come by layer, cut along tokens; of a layer with a window, what lies in it before the chunk's end."""
+    ids, pieces, data = list(range(50, 66)), [], b""
+    for layer, start, stop in ((0, 12, 14), (0, 14, 16), (1, 8, 11), (1, 11, 16)):
+        planes = [b"".join(row(ids, layer, plane, at, 8) for at in range(start, stop)) for plane in "kv"]
+        pieces.append(Piece(layer, start, stop, len(data), len(data) + len(planes[0])))
+        data += b"".join(planes)
+    chunk = StagedChunk(8, 16, StagingSlot(0, memoryview(bytearray(data))), tuple(pieces))
+    slab = copied_rows(chunk, pack_ids(ids[8:16]), SLIDING)
+    chunk.slot.memory[:] = bytes(len(data))
+    assert (slab.start, slab.stop, slab.ids, slab.firsts) == (8, 16, pack_ids(ids[8:16]), (12, 8))
+    assert slab.words.tobytes() == expected_payload(SLIDING, ids, 8, 16)

@@ -10,6 +10,7 @@ from muser_wire.identities import Digest
 from muser_wire.kvpack import index
 from muser_wire.kvpack.block import pack_ids
 from muser_wire.kvpack.disk import store_files
+from muser_wire.kvpack.files import FileFacts, Files
 from muser_wire.kvpack.listing import check_blocks, explain, ignored_stores, list_blocks
 from muser_wire.kvpack.states import read_states
 
@@ -44,6 +45,22 @@ def test_any_flipped_byte_is_found_without_the_model(at: int, tmp_path: Path) ->
     victim.write_bytes(data)
     found = {facts.name: reason for facts, reason in check_blocks(files)}
     assert [name for name, reason in found.items() if reason] == [victim.name]
+
+
+class Evicting(Files):
+    """Files of a node that evicts one as soon as all are listed."""
+
+    def list(self) -> list[FileFacts]:
+        listed = super().list()
+        next(self.directory.glob("*.safetensors")).unlink()
+        return listed
+
+
+def test_a_file_that_a_running_node_evicts_meanwhile_is_neither_damaged_nor_listed(tmp_path: Path) -> None:
+    shelf(tmp_path)
+    assert [reason for _, reason in check_blocks(Evicting(tmp_path))] == ["", ""]
+    listed, unreadable = list_blocks(Evicting(tmp_path))
+    assert (len(listed), unreadable) == (1, [])
 
 
 @pytest.mark.parametrize("geometry", [FULL, SLIDING])

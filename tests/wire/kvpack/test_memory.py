@@ -36,6 +36,15 @@ def test_nothing_leaves_for_a_block_of_the_same_use_or_a_block_that_never_fits()
     assert MemoryTier(WHOLE - 1).put(A[0], 1) == [A[0].head.name]
 
 
+def test_nothing_leaves_in_vain_for_a_block_that_cannot_be_kept_all_the_same() -> None:
+    tier = MemoryTier(WHOLE + TAIL)
+    tier.put(A[2], 1)
+    tier.put(A[0], 5)
+    # The tail is older, but its room is not enough.
+    assert tier.put(A[1], 5) == [A[1].head.name]
+    assert (A[2].head.name in tier, tier.evicted) == (True, 0)
+
+
 def test_putting_a_block_again_counts_its_bytes_once() -> None:
     tier = MemoryTier(WHOLE)
     tier.put(A[0], 1)

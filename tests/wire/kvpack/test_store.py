@@ -359,3 +359,54 @@ def test_a_block_that_will_not_be_saved_is_forgotten_with_those_that_continue_it
     assert not shelf.store.persist(second)
     assert shelf.take(A) == 0
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_chat_whose_first_block_could_not_be_saved_is_saved_with_its_next_turn(tmp_path: Path) -> None:
+    """A disk that was full for a moment: what it missed is still in memory, and goes before what continues it."""
+    shelf = Shelf(tmp_path, FULL, PLENTY, PLENTY)
+    shelf.files.fault = "enospc"
+    assert shelf.keep(A[:8]) == [True]
+    assert not list(tmp_path.glob("*.safetensors"))
+    shelf.keep(A)
+    shelf.reopen()
+    assert shelf.take(A) == 20
+
+
+def test_a_tail_stays_on_disk_until_the_longer_one_is_there(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, FULL, PLENTY, PLENTY)
+    shelf.keep(A[:18])
+    shelf.files.fault = "enospc"
+    shelf.keep(A)
+    assert shelf.take(A) == 20, "from memory"
+    shelf.reopen()
+    assert shelf.take(A) == 18
+    shelf.keep(A)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    shelf.reopen()
+    assert shelf.take(A) == 20
+
+
+def test_a_clock_that_was_set_back_does_not_keep_new_blocks_out(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, FULL, 0, 2500)
+    shelf.keep(A[:16])
+    for file in tmp_path.glob("*.safetensors"):
+        os.utime(file, (4e9, 4e9))
+    shelf.reopen()
+    new = list(range(200, 216))
+    assert shelf.keep(new) == [True, True]
+    assert shelf.take(new) == 16
+    assert shelf.take(A[:16]) == 0
+
+
+def test_a_block_that_left_between_match_and_fetch_is_lost_but_not_damaged(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, FULL, 0, PLENTY)
+    shelf.keep(A[:16])
+    first, second = shelf.store.match(pack_ids(A)).blocks
+    assert shelf.disk is not None
+    shelf.disk.drop(first.head.name)
+    next(tmp_path.glob(f"*{second.head.name.hex()}*")).unlink()
+    assert shelf.store.fetch(first.head) is None
+    assert shelf.store.stats()["disk_invalid"] == 0
+    assert shelf.store.fetch(second.head) is None
+    assert shelf.store.stats()["disk_invalid"] == 1, "nobody here deleted this one"
+    assert shelf.store.stats()["lost"] == 2
