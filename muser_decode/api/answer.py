@@ -123,10 +123,16 @@ class Answer:
         self.tokens += 1
         parser = self._reading.parser
         spelling = self._reading.controls.get(event.token_id)
-        text = "" if spelling is not None else self._decoder.feed(event.token_id)
+        if spelling is None:
+            text = self._decoder.feed(event.token_id)
+            told = parser.feed(text)
+        else:
+            # A control token ends the text before it, half a character included.
+            text = self._decoder.finish()
+            told = [*parser.feed(text), *parser.control(spelling)]
         if event.likelihood is not None:
             self._records.append(TokenRecord(event.token_id, event.likelihood, len(text)))
-        deltas = self._matched(parser.feed(text) if spelling is None else parser.control(spelling))
+        deltas = self._matched(told)
         self.reasoning_tokens += any(isinstance(delta, Reasoning) for delta in deltas)
         if self.stopped:
             self._release(self._matcher.removed)

@@ -150,7 +150,7 @@ class CompletionWriter:
 
     def progress(self, run: Run) -> Iterator[bytes]:
         """See `Writer`."""
-        seen = run.answers[0].progress
+        seen = run.progress
         if self.wants_progress and seen is not None:
             part = {**self._head, "choices": [self._choice(0, "", None, None)]}
             yield event({**part, "muser": {"prefill": {"done": seen.done, "total": seen.total}}})

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 MAX_BODY_NBYTES = 8 * 1024 * 1024
 """A prompt of 131,072 tokens is about 0.6 MB of text; escaped as \\uXXXX it may grow sixfold."""
 
-HEADER_WAIT_S = 5.0
-"""How long a stream's headers wait for the route, which one of them names.
+HEADER_WAIT_S = 0.1
+"""How long a stream's headers wait for the route, which one of them names, and for a refusal, which has a status.
 
-Most prompts are prefilled by then. Proxies and clients take a server that sends no header for a
-minute for dead, and people much sooner.
+People take less for at once; what is held or short is prefilled by then.
 """
 
 COMMENT_EVERY_S = 5.0

@@ -37,12 +37,15 @@ class Spelling:
         return {
             "tokens": [self._text(record.token_id) for record in records],
             "token_logprobs": [_finite(record.likelihood.chosen) for record in records],
-            "top_logprobs": [
-                {self._text(token_id): _finite(value) for token_id, value in record.likelihood.alternatives}
-                for record in records
-            ],
+            "top_logprobs": [self._top(record) for record in records],
             "text_offset": offsets,
         }
+
+    def _top(self, record: TokenRecord) -> dict[str, float]:
+        """Return the likeliest tokens, and the one that was taken if it is not among them, as OpenAI does."""
+        told = record.likelihood
+        pairs = (*told.alternatives, (record.token_id, told.chosen))
+        return {self._text(token_id): _finite(value) for token_id, value in pairs}
 
     def _entry(self, record: TokenRecord) -> dict[str, object]:
         top = [self._one(token_id, value) for token_id, value in record.likelihood.alternatives]

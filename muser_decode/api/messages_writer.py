@@ -37,7 +37,7 @@ class MessagesWriter:
 
     def progress(self, run: Run) -> Iterator[bytes]:
         """See `Writer`. Clients of this API know pings."""
-        yield comment(run.answers[0].progress)
+        yield comment(run.progress)
         yield event({"type": "ping"}, "ping")
 
     def deltas(self, run: Run, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:

@@ -41,7 +41,7 @@ class ResponsesWriter:
 
     def progress(self, run: Run) -> Iterator[bytes]:
         """See `Writer`."""
-        yield comment(run.answers[0].progress)
+        yield comment(run.progress)
 
     def deltas(self, run: Run, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """See `Writer`."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
@@ -13,11 +14,20 @@ from muser_decode.api.account import account
 from muser_decode.api.answer import Answer
 from muser_decode.api.backend import Cancellable, ChatBackend
 from muser_decode.api.errors import ApiError, deadline_exceeded, from_engine
-from muser_decode.engine.request import Event, FinishReason, GenerationRequest
+from muser_decode.engine.request import Event, FinishReason, GenerationRequest, PrefillProgress
 from muser_decode.errors import EngineBusy, EngineStopped, RequestInvalid
 from muser_decode.formats.conversation import Delta
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class News:
+    """What one event shows of answer `index`. `last`: nothing more of it will be shown."""
+
+    index: int
+    deltas: Sequence[Delta]
+    last: bool
 
 
 class Run:
@@ -40,7 +50,7 @@ class Run:
         self._cancel_wait_s = cancel_wait_s
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._early: deque[tuple[int, list[Delta]]] = deque()
+        self._early: deque[News] = deque()
         self._generations: list[Cancellable] = []
         try:
             for index, request in enumerate(requests):
@@ -61,31 +71,40 @@ class Run:
         """Tokens of the prompt, which all answers share."""
         return len(self.requests[0].prompt_ids)
 
-    async def settle(self) -> None:
-        """Wait for one event and keep what it shows for `advance`.
+    async def settle(self, wait_s: float) -> bool:
+        """Wait for one event and keep what it shows for `advance`; return False when none came within `wait_s` seconds.
 
         Raises:
             ApiError: a generation failed, or the node cancelled it.
         """
-        index, deltas = await self._read()
-        if deltas:
-            self._early.append((index, deltas))
+        news = await self._next(wait_s)
+        if news is not None and (news.deltas or news.last):
+            self._early.append(news)
+        return news is not None
 
-    async def advance(self) -> tuple[int, list[Delta]]:
-        """Wait for one event; return the number of its answer and what it shows.
+    async def advance(self, wait_s: float | None = None) -> News | None:
+        """Return what the next event shows; None when none came within `wait_s` seconds.
 
         Raises:
             ApiError: a generation failed, or the node cancelled it.
         """
-        return self._early.popleft() if self._early else await self._read()
+        return self._early.popleft() if self._early else await self._next(wait_s)
 
-    async def _read(self) -> tuple[int, list[Delta]]:
-        index, event = await self._events.get()
+    async def _next(self, wait_s: float | None) -> News | None:
+        try:
+            # Only the wait is bounded: an event that was taken is read to its end.
+            async with asyncio.timeout(wait_s):
+                index, event = await self._events.get()
+        except TimeoutError:
+            return None
+        return await self._read(index, event)
+
+    async def _read(self, index: int, event: Event) -> News:
         answer = self.answers[index]
         was_complete = answer.complete
         deltas = answer.feed(event)
         if was_complete:
-            return index, []
+            return News(index, (), last=False)
         if answer.failed is not None:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "generation_failed", answer.failed.message)
         if answer.stopped and not answer.ended:
@@ -96,9 +115,9 @@ class Run:
             raise deadline_exceeded()
         if self._complete:
             await self._close()
-        return index, deltas
+        return News(index, deltas, last=answer.complete)
 
-    async def drain(self, take: Callable[[int, list[Delta]], None]) -> None:
+    async def drain(self, take: Callable[[int, Sequence[Delta]], None]) -> None:
         """Give `take` what each event shows, to the end of every answer. The engine's work ends with this call.
 
         Raises:
@@ -106,7 +125,9 @@ class Run:
         """
         try:
             while not self.done:
-                take(*await self.advance())
+                news = await self.advance()
+                if news is not None:
+                    take(news.index, news.deltas)
         finally:
             self.cancel()
         self.log_answers()
@@ -115,6 +136,16 @@ class Run:
     def settled(self) -> bool:
         """Whether the first answer's route is known, or will never be."""
         return self.answers[0].settled
+
+    @property
+    def filling(self) -> Answer | None:
+        """The first answer whose route is not known yet: its prompt waits or is prefilled. None: there is no such."""
+        return next((answer for answer in self.answers if not answer.settled), None)
+
+    @property
+    def progress(self) -> PrefillProgress | None:
+        """How far that answer's prompt is, if anything is known of it."""
+        return None if self.filling is None else self.filling.progress
 
     @property
     def done(self) -> bool:

@@ -126,7 +126,7 @@ class ChatWriter:
 
     def progress(self, run: Run) -> Iterator[bytes]:
         """Yield how far the prefill is: a chunk without content for clients that asked, else a comment."""
-        seen = run.answers[0].progress
+        seen = run.progress
         if self.wants_progress and seen is not None:
             yield event({**self._chunk(0, {}), "muser": {"prefill": {"done": seen.done, "total": seen.total}}})
         else:

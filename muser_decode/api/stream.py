@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events whose headers name the route when it is known in time."""
+"""A streamed answer: server-sent events that begin at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from muser_decode.api.disconnect import unless_gone
 from muser_decode.api.errors import ApiError, internal, log_failure
 from muser_decode.api.limits import Limits
-from muser_decode.api.run import Run
+from muser_decode.api.run import News, Run
 from muser_decode.api.shapes import route_headers
 from muser_decode.formats.conversation import Delta
 
@@ -54,11 +54,11 @@ class Writer(Protocol):
 class EventStream(Response):
     """Starts generations when it is sent, and streams them.
 
-    Headers wait for the route, at most `limits.header_wait_s`; a failure before them is an ordinary
-    error answer. Where they go first, `x-muser-route` is absent, comments tell the progress of the
-    prefill, and the route stands only in the last chunk, which carries the `muser` object in any case.
-    A client that wants progress in events gets headers at once. A failure after the headers is an event
-    with the endpoint's error object; then the stream ends.
+    Headers and the opening go out at once. `limits.header_wait_s`, which nobody notices, is for prompts that are
+    ready at once: their route is named by `x-muser-route`, and what refuses or ends them within it is an ordinary
+    error answer. Every other failure is an event with the endpoint's error object; then the stream ends. The last
+    chunk carries the `muser` object, and with it the route, in any case. Until all routes are known there is a sign of
+    life whenever nothing else was said for a while.
     """
 
     media_type = "text/event-stream"
@@ -91,12 +91,18 @@ class EventStream(Response):
             await self._refuse(error)(scope, receive, send)
             return
         try:
-            await _settles(run, self._header_wait_s)
+            await self._wait_for_route(run)
             await self._send(run, send)
         except ApiError as error:
             await self._refuse(error)(scope, receive, send)
         finally:
             run.cancel()
+
+    async def _wait_for_route(self, run: Run) -> None:
+        """Read events for a moment, or until the first answer's route is known."""
+        until_s = _now() + self._header_wait_s
+        while not run.settled and await run.settle(until_s - _now()):
+            pass
 
     async def _send(self, run: Run, send: Send) -> None:
         for name, value in route_headers(run.answers[0]).items():
@@ -122,41 +128,26 @@ class EventStream(Response):
         writer = self._writer
         for piece in writer.opening(run):
             yield piece
-        async for piece in self._prefill(run):
-            yield piece
-        waiting = set(range(len(run.answers)))
+        spoke_s, waiting = _now(), set(range(len(run.answers)))
         while not run.done:
-            index, deltas = await run.advance()
-            for piece in writer.deltas(run, index, deltas):
+            news = await run.advance(None if run.filling is None else spoke_s + self._pause_s - _now())
+            for piece in writer.progress(run) if news is None else self._told(run, news, waiting):
+                spoke_s = _now()
                 yield piece
-            if run.answers[index].complete and not run.done:
-                for piece in self._ends(run, waiting & {index}):
-                    yield piece
-                waiting.discard(index)
         run.log_answers()
-        for piece in self._ends(run, waiting):
-            yield piece
+        for index in sorted(waiting):
+            for piece in writer.ended(run, index):
+                yield piece
         for piece in writer.closing(run):
             yield piece
 
-    async def _prefill(self, run: Run) -> AsyncIterator[bytes]:
-        """Yield signs of life until the route is known."""
-        while not await _settles(run, self._pause_s):
-            for piece in self._writer.progress(run):
-                yield piece
-
-    def _ends(self, run: Run, indexes: set[int]) -> Iterator[bytes]:
-        """Yield the ends of these answers."""
-        for index in sorted(indexes):
-            yield from self._writer.ended(run, index)
+    def _told(self, run: Run, news: News, waiting: set[int]) -> Iterator[bytes]:
+        """Yield what an event showed, and the end of its answer where others go on; `waiting` have not ended."""
+        yield from self._writer.deltas(run, news.index, news.deltas)
+        if news.last and not run.done:
+            waiting.discard(news.index)
+            yield from self._writer.ended(run, news.index)
 
 
-async def _settles(run: Run, wait_s: float) -> bool:
-    """Read events until the route is known; return whether it became known in time."""
-    try:
-        async with asyncio.timeout(wait_s):
-            while not run.settled:
-                await run.settle()
-    except TimeoutError:
-        return False
-    return True
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -128,6 +128,19 @@ def test_a_deadline_before_the_first_token_is_an_error_that_nobody_repeats(
     assert counted.asked == 1
 
 
+def test_a_deadline_before_the_first_token_of_a_stream_that_has_begun_is_an_event(node: Any, gate: Gate) -> None:
+    _, client = node
+    gate.open.clear()
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", timeout=WAIT_S) as api:
+        stream = iter(api.chat.completions.create(**BODY, stream=True, extra_body={"deadline_s": 1.0}))
+        # The engine is stuck before the first token.
+        assert next(stream).choices[0].delta.role == "assistant"
+        threading.Timer(1.1, gate.open.set).start()
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+    assert caught.value.code == "deadline_exceeded"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_after_some_tokens_cuts_the_answer(tiny_llama: Path, *, stream: bool) -> None:
     body = {**BODY, "max_tokens": 2_000, "ignore_eos": True, "deadline_s": 0.7, "stream": stream}

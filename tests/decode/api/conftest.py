@@ -151,7 +151,8 @@ class Caller:
     """Sends requests to one application without a socket."""
 
     def __init__(self, backend: Any, limits: Limits | None = None) -> None:
-        self.app = create_app(backend, limits)
+        # A busy machine may take longer to say the route than a stream's headers wait.
+        self.app = create_app(backend, limits or Limits(header_wait_s=10.0))
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:

@@ -181,6 +181,14 @@ def test_control_tokens_reach_the_parser_and_never_the_text() -> None:
     assert Answer(Bytes(), Reading(PlainParser(), {65: "<x>"})).feed(TokenEvent(65)) == []
 
 
+def test_half_a_character_ends_at_a_control_token() -> None:
+    answer = hermes()
+    assert say(answer, "a")[-1] == Content("a")
+    deltas = answer.feed(TokenEvent(0xE2)) + answer.feed(TokenEvent(200))
+    deltas += say(answer, '{"name": "f"}')
+    assert together(deltas + answer.feed(TokenEvent(201))) == [Content("\ufffd"), called("f", {})]
+
+
 def test_likelihoods_are_released_with_their_text() -> None:
     answer = plain("xyz")
     say(answer, "abx", -0.5)

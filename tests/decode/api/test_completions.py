@@ -85,6 +85,19 @@ def test_likelihoods_in_the_old_shape(kit: Any) -> None:
     assert [offset for part in parts for offset in part["text_offset"]] == [0, 1, 1]
 
 
+def test_the_old_shape_tells_the_token_that_was_taken_beside_the_likeliest(kit: Any) -> None:
+    def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
+        sink(kit.report)
+        likeliest = ((98, -0.25),) if request.sampling.logprobs else ()
+        sink(TokenEvent(97, Likelihood(-2.0, likeliest)))
+        kit.saying("", FinishReason.LENGTH, None)(request, sink, cancel)
+
+    kit.backend.script = play
+    for asked, told in ((1, {"b": -0.25, "a": -2.0}), (0, {"a": -2.0})):
+        choice = kit.caller().call(PATH, prompt="x", logprobs=asked).json()["choices"][0]
+        assert choice["logprobs"]["top_logprobs"] == [told]
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "missing_required_parameter"),
     ({"prompt": ""}, "prompt", "invalid_value"),

@@ -11,6 +11,7 @@ from muser_decode.api.errors import ApiError
 from muser_decode.api.run import Run
 from muser_decode.engine.request import GenerationRequest, TokenEvent
 from muser_decode.errors import EngineBusy
+from muser_decode.formats.conversation import Content
 
 
 def run_of(kit: Any, tokens: int, answers: int = 1) -> Run:
@@ -18,8 +19,11 @@ def run_of(kit: Any, tokens: int, answers: int = 1) -> Run:
     return Run(kit.backend, requests, [Answer(kit.backend.tokenizer) for _ in requests], cancel_wait_s=1.0)
 
 
-def text_of(shown: tuple[int, list[Any]]) -> str:
-    return "".join(delta.text for delta in shown[1])
+async def next_of(run: Run) -> tuple[int, str]:
+    """The next event's answer and text."""
+    news = await run.advance()
+    assert news is not None
+    return news.index, "".join(delta.text for delta in news.deltas if isinstance(delta, Content))
 
 
 def test_events_after_the_server_has_stopped_do_not_trouble_the_engine(kit: Any) -> None:
@@ -38,11 +42,10 @@ def test_events_from_another_thread_arrive_in_order(kit: Any) -> None:
 
     async def read() -> str:
         run = run_of(kit, 400)
-        return "".join([text_of(await run.advance()) async for _ in until_done(run)])
-
-    async def until_done(run: Run) -> Any:
+        text = ""
         while not run.done:
-            yield None
+            text += (await next_of(run))[1]
+        return text
 
     assert asyncio.run(read()) == "in order" * 50
 
@@ -77,7 +80,7 @@ def test_a_refusal_of_one_of_several_stops_the_others(kit: Any) -> None:
     assert [cancel.asked.is_set() for cancel in kit.backend.cancels] == [True, True]
 
 
-def test_what_shows_before_the_first_route_is_kept(kit: Any) -> None:
+def test_what_shows_before_the_first_route_is_kept_with_its_end(kit: Any) -> None:
     def play(request: GenerationRequest, sink: Any, cancel: Any) -> None:
         if request.request_id == "r0":
             second_done.wait(10)
@@ -88,14 +91,42 @@ def test_what_shows_before_the_first_route_is_kept(kit: Any) -> None:
     second_done = threading.Event()
     kit.backend.script = play
 
-    async def read() -> list[str]:
+    async def read() -> tuple[list[str], list[int]]:
         run = run_of(kit, 9, answers=2)
-        texts = ["", ""]
+        texts, ends = ["", ""], []
         while not run.settled:
-            await run.settle()
+            assert await run.settle(10.0)
+        assert run.answers[1].ended
         while not run.done:
-            shown = await run.advance()
-            texts[shown[0]] += text_of(shown)
-        return texts
+            news = await run.advance()
+            assert news is not None
+            assert news.index not in ends
+            texts[news.index] += "".join(delta.text for delta in news.deltas if isinstance(delta, Content))
+            ends += [news.index] if news.last else []
+        return texts, ends
 
-    assert asyncio.run(read()) == ["r0", "r1"]
+    assert asyncio.run(read()) == (["r0", "r1"], [1, 0])
+
+
+def test_waiting_for_an_event_is_bounded(kit: Any) -> None:
+    release = threading.Event()
+
+    def play(request: GenerationRequest, sink: Any, cancel: Any) -> None:
+        release.wait(10)
+        kit.saying("late")(request, sink, cancel)
+
+    kit.backend.script = play
+
+    async def read() -> str:
+        run = run_of(kit, 9)
+        assert not await run.settle(0.0)
+        assert await run.advance(0.01) is None
+        assert run.filling is run.answers[0]
+        release.set()
+        text = ""
+        while not run.done:
+            text += (await next_of(run))[1]
+        assert run.filling is None
+        return text
+
+    assert asyncio.run(read()) == "late"

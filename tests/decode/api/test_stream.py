@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -75,26 +76,57 @@ def test_an_answer_without_tokens_is_a_stream_too(kit: Any) -> None:
     assert events[-2]["muser"]["timings"]["tokens_per_second"] is None
 
 
-def test_headers_go_without_the_route_when_it_takes_too_long(kit: Any) -> None:
+def test_the_beginning_goes_out_at_once_and_the_route_stands_at_the_end(kit: Any) -> None:
     def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
-        time.sleep(0.3)
+        time.sleep(0.5)
         sink(PrefillProgress(1024, 4096))
         time.sleep(0.3)
         kit.saying("ok")(request, sink, cancel)
 
     kit.backend.script = play
-    response = kit.caller(Limits(header_wait_s=0.1, comment_every_s=0.15)).chat(stream=True)
+    began = time.monotonic()
+    # The wait for the route is the server's own.
+    response = kit.caller(Limits(comment_every_s=0.15)).chat(stream=True)
     events = kit.sse(response)
     assert response.status_code == 200
     assert "x-muser-route" not in response.headers
-    comments = [event for event in events if isinstance(event, str) and event.startswith(":")]
-    assert comments[0] == ": waiting"
-    assert ": prefilling 1024/4096" in comments
-    # One for each 0.15 s of half a second, whatever the number of events.
-    assert len(comments) <= 4
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    comments = [event for event in events if isinstance(event, str) and event.startswith(":")]
+    assert events[1] == comments[0] == ": waiting"
+    assert ": prefilling 1024/4096" in comments
+    # One for each 0.15 s at most, whatever the number of events.
+    assert 2 <= len(comments) <= (time.monotonic() - began) / 0.15
     assert text(events) == "ok"
     assert events[-2]["muser"]["route"] == "remote"
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.4], ids=["before the headers", "after them"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_an_answer_is_streamed_and_ended_while_another_one_s_prompt_is_prefilled(
+    kit: Any, path: str, slow_s: float
+) -> None:
+    """The second answer is over before the first one's route is known, and nothing of it comes after its end."""
+    second = threading.Event()
+
+    def play(request: GenerationRequest, sink: EventSink, cancel: Any) -> None:
+        if request is kit.backend.requests[0]:
+            assert second.wait(10)
+            time.sleep(slow_s)
+        kit.saying("first" if request is kit.backend.requests[0] else "second")(request, sink, cancel)
+        second.set()
+
+    kit.backend.script = play
+    body = {"messages": [{"role": "user", "content": "x"}], "n": 2} if "chat" in path else {"prompt": ["a", "b"]}
+    events = kit.sse(kit.caller(Limits(header_wait_s=0.2)).call(path, stream=True, **body))
+    choices = [event["choices"][0] for event in events if isinstance(event, dict)]
+    said = ["", ""]
+    for one in choices:
+        said[one["index"]] += one.get("delta", one).get("content") or one.get("text") or ""
+    assert said == ["first", "second"]
+    ends = [place for place, one in enumerate(choices) if one["finish_reason"]]
+    assert [choices[place]["index"] for place in ends] == [1, 0]
+    assert all(one["index"] == 0 for one in choices[ends[0] + 1 :])
+    assert events[-1] == "[DONE]"
 
 
 def test_many_progress_events_do_not_make_many_comments(kit: Any) -> None:

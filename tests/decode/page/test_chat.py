@@ -255,6 +255,27 @@ def test_stopping_cancels_the_answer_and_the_chat_goes_on(
         assert bodies[1]["messages"][1] == {"role": "assistant", "content": kept}
 
 
+def test_a_new_chat_knows_nothing_of_the_answer_that_it_stopped(
+    seen: Any, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, 12)
+    page: Page = seen.page
+    bodies: list[Any] = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    with served(backend) as url:
+        page.goto(url)
+        expect(page.locator("#model")).to_have_text("tiny")
+        ask(page, "Tell me everything.")
+        assert steps.reached.wait(WAIT_S)
+        expect(page.locator(".turn.assistant > span")).not_to_be_empty()
+        page.get_by_role("button", name="New chat").click()
+        steps.free.set()
+        expect(page.get_by_role("button", name=SEND)).to_be_visible()
+        ask(page, "Anew")
+        answered(page, 1)
+    assert bodies[1]["messages"] == [{"role": "user", "content": "Anew"}]
+
+
 def test_a_refusal_is_shown_and_the_chat_goes_on(seen: Any, backend: LocalBackend, tmp_path: Path) -> None:
     page: Page = seen.page
     bodies: list[Any] = []
