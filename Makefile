@@ -60,6 +60,7 @@ device: $(STAMP)  ## on an NVIDIA GPU: admit the kernels, compare bytes with the
 	@$(PY) -m muser_prefill.device $(ARGS)
 
 bench: $(STAMP)  ## measure against the peers, which go into an environment of their own
+	@$(install_ibverbs)
 	@$(PY) -m bench $(ARGS)
 
 proto: $(STAMP)  ## write muser_wire/stubs again from proto/
@@ -76,8 +77,10 @@ clean:  ## remove what setup, tests and tools made here; fetched models stay
 	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Tests that start no nodes run on all cores; those of processes come after them, one at a time: they have time bounds.
-ALONE := tests/nodes tests/clients $(wildcard tests/test_*.py)
+# Tests that start no node, and those of warm prompts and of the references, which have no time bounds, run on all cores; the
+# others come after them, one at a time.
+TOGETHER := $(addprefix tests/nodes/test_,warm.py warm_reference.py references.py)
+ALONE := $(filter-out $(TOGETHER),$(wildcard tests/nodes/test_*.py)) tests/clients $(wildcard tests/test_*.py)
 define every_test
 $(PY) -m pytest -q -n auto --dist loadfile $(addprefix --ignore ,$(ALONE)) && $(PY) -m pytest -q $(ALONE)
 endef
@@ -125,6 +128,17 @@ elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
         apt-get install -y -qq --no-install-recommends systemd; } >/dev/null \
     || echo "muser: that failed; the tests of the unit will skip"; \
 else echo "muser: the tests of the unit skip without systemd-analyze (Debian: systemd)"; fi
+endef
+
+# Mooncake's engine, a peer of the wire's benchmark, links it even where it uses TCP. Without it that peer is left out, by name.
+define install_ibverbs
+if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "muser: installing libibverbs1, which one of the benchmark's peers links"; \
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends libibverbs1; } >/dev/null \
+    || echo "muser: that failed; the benchmark of the wire goes without Mooncake"; \
+else echo "muser: the benchmark of the wire goes without Mooncake (Debian: libibverbs1)"; fi
 endef
 
 # A torch with CUDA has brought it. Elsewhere it is 200 MB, so it comes with the tests that need it, not with every setup.
