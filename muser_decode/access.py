@@ -46,10 +46,16 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tls-cert", type=Path, help="certificate of the HTTP port, with its chain, in PEM")
     group.add_argument("--tls-key", type=Path, help="private file of its key, in PEM")
     group.add_argument(
-        "--tls-self-signed", action="store_true", help="make a certificate for the HTTP port and keep it"
+        "--tls-self-signed",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="make a certificate for the HTTP port and keep it",
     )
     group.add_argument(
-        "--http-plaintext", action="store_true", help="allow HTTP without TLS where --host is not loopback"
+        "--http-plaintext",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="allow HTTP without TLS where --host is not loopback",
     )
     group.add_argument(
         "--allowed-host",

@@ -155,7 +155,10 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         help="a producer's control port; may be given several times: each prompt goes to the one expected to be first",
     )
     group.add_argument(
-        "--allow-unqualified", action="store_true", help="accept a producer with other weights of the same model"
+        "--allow-unqualified",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="accept a producer with other weights of the same model",
     )
     group.add_argument(
         "--route",

@@ -119,7 +119,10 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--control-port", type=port, default=4950, help="TCP port of Describe and Open; 0: any")
     group.add_argument("--data-port", type=port, default=4951, help="TCP port of Stream; 0: any")
     group.add_argument(
-        "--announce", action="store_true", help="say on the local link that this producer is there, by multicast DNS"
+        "--announce",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="say on the local link that this producer is there, by multicast DNS",
     )
     group.add_argument("--metrics-port", type=port, help="TCP port of Prometheus' GET /metrics; 0: any; default: none")
     group.add_argument(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from muser_prefill.__main__ import choose_device
 from muser_prefill.config import PrefillConfig, from_arguments, parser
 from muser_prefill.errors import PrefillError
 from muser_prefill.kernels.attention import choose_attention
@@ -17,6 +16,7 @@ from muser_prefill.kernels.exact.choice import choose_exact
 from muser_prefill.kernels.linear import choose_linear
 from muser_prefill.numerics import compute_dtype
 from muser_prefill.reference.conform import require_conformance
+from muser_prefill.serve import choose_device
 from muser_wire.doctor.facts import Node, RefusedKernels, model_facts, system_memory
 from muser_wire.identities import Digest
 from muser_wire.model.checkpoint import Checkpoint, open_checkpoint
@@ -28,13 +28,23 @@ def configuration(config: PrefillConfig) -> Mapping[str, Any]:
     """Return what the checks of other things need to know."""
     return {
         "model": str(config.model),
-        "host": config.host,
-        "ports": {"control_port": config.control_port, "data_port": config.data_port},
+        "ports": ports(config),
         "producers": [],
         "allow_unqualified": False,
         "cache_disk_mb": 0,
         "needs_gpu": True,
     }
+
+
+def ports(config: PrefillConfig) -> dict[str, list[Any]]:
+    """Return host and number of each port that the node binds, by its name in the configuration."""
+    bound: dict[str, list[Any]] = {
+        "control_port": [config.host, config.control_port],
+        "data_port": [config.host, config.data_port],
+    }
+    if config.metrics_port is not None:
+        bound["metrics_port"] = [config.metrics_host, config.metrics_port]
+    return bound
 
 
 def device(config: PrefillConfig) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -508,8 +509,17 @@ def _(machines: Machines) -> None:
     del machines.agent
 
 
-@runs("sudo chown -R --reference=/var/lib/muser /var/lib/muser")
+@runs("sudo chown -R --reference=/var/lib/muser /var/lib/muser/")
 def _(machines: Machines) -> None:
     if sys.platform == "darwin":
         pytest.skip("the producer's system is Linux")
-    machines.run(f"chown -R --reference={machines.home} {machines.home}")
+    # For a user that it makes, systemd makes the folder elsewhere, and this name is a link to it.
+    real, link = machines.folder / "private", machines.folder / "var-lib-muser"
+    real.mkdir()
+    link.symlink_to(real)
+    (real / "prefill.toml").touch()
+    owner = 64_000 if os.geteuid() == 0 else os.geteuid()
+    os.chown(real, owner, os.getegid())
+    command = "sudo chown -R --reference=/var/lib/muser /var/lib/muser/".removeprefix("sudo ")
+    machines.run(command.replace("/var/lib/muser", str(link)))
+    assert (real / "prefill.toml").stat().st_uid == owner

@@ -50,7 +50,9 @@ def _applies(requirement: Requirement, machine: dict[str, str], extras: frozense
     )
 
 
-def _chosen(requirements: list[Requirement], machine: dict[str, str], folder: Path) -> list[dict[str, Any]]:
+def _chosen(
+    requirements: list[Requirement], machine: dict[str, str], folder: Path, constraints: list[str]
+) -> list[dict[str, Any]]:
     """Return what pip would install for these alone, wheels for the machine only. Metadata is all that is fetched."""
     report = folder / "report.json"
     platforms = [part for tag in machine["tags"].split() for part in ("--platform", tag)]
@@ -71,6 +73,7 @@ def _chosen(requirements: list[Requirement], machine: dict[str, str], folder: Pa
         *("--retries", "1", "--timeout", "20", "--quiet", "--report", str(report), "--target", str(folder / "target")),
         *("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none"),
         *platforms,
+        *constraints,
         *named,
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
@@ -82,10 +85,13 @@ def _chosen(requirements: list[Requirement], machine: dict[str, str], folder: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("constraints", [[], ["-c", str(ROOT / "constraints.txt")]], ids=["newest", "as-in-the-README"])
 @pytest.mark.parametrize(
     ("extra", "machine"), [("decode", MACOS), ("prefill", GB10)], ids=["macos-arm64", "linux-aarch64"]
 )
-def test_an_extra_resolves_to_wheels_alone(extra: str, machine: dict[str, str], tmp_path: Path) -> None:
+def test_an_extra_resolves_to_wheels_alone(
+    extra: str, machine: dict[str, str], constraints: list[str], tmp_path: Path
+) -> None:
     project = _project()
     lines = [*project["dependencies"], *project["optional-dependencies"][extra]]
     due = [(Requirement(line), frozenset[str]()) for line in lines]
@@ -104,7 +110,7 @@ def test_an_extra_resolves_to_wheels_alone(extra: str, machine: dict[str, str], 
         if not level:
             break
         due = []
-        for one in _chosen(list(level.values()), machine, tmp_path):
+        for one in _chosen(list(level.values()), machine, tmp_path, constraints):
             name = canonicalize_name(one["metadata"]["name"])
             found[name] = one["download_info"]["url"].rsplit("/", 1)[-1]
             wanted = frozenset(level[name].extras)

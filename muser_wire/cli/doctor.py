@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import socket
 import sys
@@ -23,13 +24,13 @@ from muser_wire.cli.link import (
     judge_throughput,
 )
 from muser_wire.doctor.facts import ask
-from muser_wire.doctor.finding import Finding, Verdict, json_text, table_text
+from muser_wire.doctor.finding import Finding, Verdict, bad, json_text, table_text
 from muser_wire.doctor.machine import check_disk, check_home, check_packages, check_python, installed_nodes
 from muser_wire.doctor.node import Facts, check_node
 from muser_wire.doctor.peers import check_own_keys, check_pairing, check_producer
 from muser_wire.doctor.ports import is_muser
 from muser_wire.doctor.service import check_agent, check_unit
-from muser_wire.errors import TransportError
+from muser_wire.errors import TransportError, WireError
 from muser_wire.home import muser_home
 from muser_wire.messages import decode_description, encode_describe_request
 from muser_wire.pairing.trust import consumer_trust
@@ -112,10 +113,15 @@ def examine_producer(home: Path, host: str, port: int, facts: Facts) -> Iterator
     found = check_producer(home, host, port, ours, unqualified=facts["configuration"]["allow_unqualified"])
     yield from found
     if found[0].verdict is Verdict.OK:
-        for finding in examine_link(host, port, CHECKED_MIB << 20, 0.0):
-            yield Finding(
-                f"link {host}: {finding.name}", finding.verdict, finding.value, finding.advice, finding.numbers
+        try:
+            for finding in examine_link(host, port, CHECKED_MIB << 20, 0.0):
+                yield dataclasses.replace(finding, name=f"link {host}: {finding.name}")
+        except WireError as error:
+            # The control port answered a moment ago.
+            advice = (
+                "let that machine's firewall pass its data port as well (4951, or its --data-port); is the cable in?"
             )
+            yield bad(f"link {host}", str(error), advice)
 
 
 def run_link(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from muser_wire.cli.show import bold
 from muser_wire.errors import TransportError, WireError
+from muser_wire.flags import port as port_number
 from muser_wire.home import muser_home
 from muser_wire.pairing.card import MAX_CARD_NBYTES, Card, Role
 from muser_wire.pairing.certificates import check_time, day, show_fingerprint
@@ -88,7 +89,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_exchange(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     listener = actions.add_parser("listen", help="wait for the other machine's `muser pair connect`")
     listener.add_argument("--host", default="0.0.0.0", help="address to bind while this runs")  # noqa: S104 - the other machine calls
-    listener.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port; 0: any")
+    listener.add_argument("--port", type=port_number, default=DEFAULT_PORT, help="TCP port; 0: any")
     _add_own(listener, Role.PREFILL)
     listener.set_defaults(run=run_listen)
     caller = actions.add_parser("connect", help="call the machine that runs `muser pair listen`")
@@ -324,7 +325,11 @@ def run_rotate(arguments: argparse.Namespace) -> int:
         print("The new certificate is shown from now on. A peer that has not imported it refuses this node.")
         return 0
     own = rotate(home, role, time.time())
-    print(f"A new certificate takes over on {day(own.switch_at_s or 0)}; until then the old one is shown.")
+    if own.switch_at_s is None:
+        print("The old certificate had expired: the new one is shown from now on.")
+        print("Carry `muser pair export` of this machine to each peer and import it there; until then it is refused.")
+        return 0
+    print(f"A new certificate takes over on {day(own.switch_at_s)}; until then the old one is shown.")
     print("Before that, carry `muser pair export` of this machine to each peer and import it there: it takes both.")
     return 0
 
@@ -350,8 +355,8 @@ def _exchange(own: OwnCredentials, side: Side) -> Exchange:
 
 def _split(address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
-    if not separator:
-        return address, DEFAULT_PORT
+    if not separator or address.endswith("]"):
+        return address.strip("[]"), DEFAULT_PORT
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise PairingError(f"{address}: {port!r} is not a port from 1 to 65535")
     return host.strip("[]"), int(port)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
+from muser_wire.private_files import PRIVATE_FOLDER_MODE
 from muser_wire.services import launchd, systemd
 from muser_wire.services.errors import ServiceError
 from muser_wire.services.launchd import Launchd
@@ -109,7 +110,8 @@ def _install(service: Service, arguments: argparse.Namespace, keys: Keys) -> int
         arguments.service_check(read.namespace())
     except WireError as error:
         if not arguments.dry_run:
-            raise ServiceError(f"its configuration cannot be used: {error}") from error
+            file = arguments.config or settings.home / f"{keys.node}.toml"
+            raise ServiceError(f"its configuration cannot be used: {error} (a service reads {file} alone)") from error
         print(f"its configuration cannot be used yet: {error}", file=sys.stderr)
     text = service.text(arguments, read)
     if arguments.dry_run:
@@ -171,7 +173,14 @@ class SystemdService:
         return systemd.render(replace(options, version=self.systemd.version()))
 
     def install(self, text: str, *, replace: bool) -> bool:
-        """See `Service`."""
+        """See `Service`.
+
+        Raises:
+            ServiceError: the user's folder is not there, which systemd would only report as 226/NAMESPACE.
+        """
+        home = self.home(self.arguments)
+        if self.arguments.user is not None and not home.is_dir():
+            raise ServiceError(f"{home} is not there: make it as {self.arguments.user}, or name another by --home")
         return self.systemd.install(text, replace=replace)
 
     def uninstall(self) -> None:
@@ -208,7 +217,8 @@ class LaunchdService:
         return launchd.render(program, self._launchd.user_home)
 
     def install(self, text: str, *, replace: bool) -> bool:
-        """See `Service`."""
+        """See `Service`; launchd starts nothing whose working directory is not there."""
+        muser_home().mkdir(mode=PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
         return self._launchd.install(text, replace=replace)
 
     def uninstall(self) -> None:

@@ -84,6 +84,14 @@ def _numbers(version: str) -> list[int]:
 
 def check_home(home: Path) -> Finding:
     """Check that MUSER_HOME is there, is this user's, and that nobody else can write to it."""
+    try:
+        return _home(home)
+    except OSError as error:
+        reason = error.strerror or error
+        return bad("home", f"{home} cannot be looked at: {reason}", f"chown -R $USER {home}, or set MUSER_HOME")
+
+
+def _home(home: Path) -> Finding:
     if not home.exists():
         return ok("home", f"{home} is not there yet; it is made when it is needed")
     if not os.access(home, os.R_OK | os.W_OK | os.X_OK):
@@ -97,7 +105,8 @@ def check_home(home: Path) -> Finding:
 
 def check_disk(home: Path, cache_disk_nbytes: int = 0) -> Finding:
     """Check that there is room for models and for a store of `cache_disk_nbytes`, in bytes."""
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    # Unlike Path.exists this takes a folder that may not be looked at for one that is not there.
+    place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     free = shutil.disk_usage(place).free
     value = f"{free / 1e9:.1f} GB free at {place}"
     if free < LEAST_FREE_NBYTES:

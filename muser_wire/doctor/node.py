@@ -42,8 +42,8 @@ def check_node(node: str, facts: Facts, answers: Callable[[str, str, int], bool]
     yield from _device(node, facts["device"], needs_gpu=settings["needs_gpu"])
     yield from _model(node, facts)
     yield from _access(node, facts.get("access", {}))
-    for name, port in settings["ports"].items():
-        yield check_port(f"{node}: {name}", settings["host"], port, partial(answers, name))
+    for name, (host, port) in settings["ports"].items():
+        yield check_port(f"{node}: {name}", host, port, partial(answers, name))
 
 
 def _device(node: str, device: Facts, *, needs_gpu: bool) -> Iterator[Finding]:

@@ -51,7 +51,12 @@ def check_pairing(home: Path, now_s: float) -> Iterator[Finding]:
 
 def check_own_keys(home: Path, now_s: float) -> Iterator[Finding]:
     """Yield one finding for each role in which this machine has a certificate to show to its peers."""
-    for role in existing_roles(home):
+    try:
+        roles = existing_roles(home)
+    except WireError as error:
+        yield bad("own keys", str(error), f"give {home} back to this user")
+        return
+    for role in roles:
         name = f"own keys, {role.value}"
         try:
             own = load_credentials(home, role)
@@ -59,8 +64,10 @@ def check_own_keys(home: Path, now_s: float) -> Iterator[Finding]:
         except WireError as error:
             yield bad(name, str(error), _advice(error))
         else:
-            left_days = (_ends_s(own.presented(now_s).certificate) - now_s) / 86_400
-            yield ok(name, f"{own.name}, {own.card().fingerprint}, certificate for {left_days:.0f} days")
+            left_s = _ends_s(own.credentials[-1].certificate) - now_s
+            value = f"{own.name}, {own.card().fingerprint}, certificate for {left_s / 86_400:.0f} days"
+            advice = "muser pair rotate, and carry muser pair export to every peer"
+            yield warn(name, value, advice) if left_s < SOON_S else ok(name, value)
 
 
 def _advice(error: WireError) -> str:

@@ -17,6 +17,10 @@ from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel
 
 CALL_TIMEOUT_S = 5.0
 TICKET_OF_NOBODY = bytes(32)
+OUR_METRICS = b"muser_handoffs_"
+"""What a producer counts from its first moment on, and no other exporter does."""
+
+MAX_READ_NBYTES = 1 << 20
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the name of an address, not a bind
 """Who binds every address answers on this one."""
@@ -26,13 +30,16 @@ def is_muser(home: Path, name: str, host: str, port: int) -> bool:
     """Tell whether a Muser node has this port; `name` is what a node's configuration calls it, `host` what it binds."""
     there = WILDCARDS.get(host, host)
     if name == "port":
-        return _answers_http(there, port, tls=False) or _answers_http(there, port, tls=True)
+        return any(_fetched(there, port, "/health", tls=tls) is not None for tls in (False, True))
+    if name == "metrics_port":
+        return OUR_METRICS in (_fetched(there, port, "/metrics", tls=False) or b"")
     if name == "data_port":
         return _refuses_a_ticket(home, host, port)
     return _describes_itself(there, port) if host in LOOPBACK_HOSTS else _shows_our_certificate(home, there, port)
 
 
-def _answers_http(host: str, port: int, *, tls: bool) -> bool:
+def _fetched(host: str, port: int, path: str, *, tls: bool) -> bytes | None:
+    """Return the start of what a port answers with status 200; None for anything else."""
     connection = http.client.HTTPConnection(host, port, timeout=CALL_TIMEOUT_S)
     if tls:
         context = ssl.create_default_context()
@@ -41,10 +48,11 @@ def _answers_http(host: str, port: int, *, tls: bool) -> bool:
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, port, timeout=CALL_TIMEOUT_S, context=context)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.read(MAX_READ_NBYTES) if response.status == http.HTTPStatus.OK else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 

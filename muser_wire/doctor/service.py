@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muser_wire.doctor.finding import Finding, bad, ok, unknown
+from muser_wire.doctor.finding import Finding, bad, ok, unknown, warn
 from muser_wire.services.errors import ServiceError
 from muser_wire.services.launchd import Launchd
 from muser_wire.services.program import run_tool
@@ -24,8 +24,12 @@ def check_unit(systemd: Systemd, tool: Tool = run_tool) -> Finding:
         return unknown(name, str(error))
     state = dict(line.split("=", 1) for line in told.split() if "=" in line)
     value = f"{state.get('ActiveState', '?')} ({state.get('SubState', '?')}), {state.get('NRestarts', '?')} restarts"
-    if state.get("ActiveState") == "active":
+    if state.get("ActiveState") in {"active", "reloading"}:
         return ok(name, value)
+    if state.get("ActiveState") == "activating" and state.get("SubState", "").startswith("start"):
+        return warn(
+            name, value, "it starts: ask again once the model is loaded; muser-prefill service logs says how far"
+        )
     return bad(name, value, "muser-prefill service logs says why; then systemctl restart " + UNIT)
 
 

@@ -21,7 +21,7 @@ from muser_wire.pairing.card import NAME, Card, CardCertificate, Role, certifica
 from muser_wire.pairing.certificates import CLOCK_TOLERANCE_S, DAY_S, Credential, day, issue
 from muser_wire.pairing.errors import PairingError
 from muser_wire.pairing.reading import Fields, parse_object
-from muser_wire.private_files import publish_private, read_private
+from muser_wire.private_files import KeyFileError, publish_private, read_private
 
 OVERLAP_S = 7 * DAY_S
 """How long after `muser pair rotate` both certificates are accepted: time to carry a card to every peer."""
@@ -65,8 +65,12 @@ def credentials_path(home: Path, role: Role) -> Path:
 
 
 def existing_roles(home: Path) -> tuple[Role, ...]:
-    """Return the roles for which this machine has certificates."""
-    return tuple(role for role in Role if credentials_path(home, role).exists())
+    """Return the roles for which this machine has certificates.
+
+    Raises:
+        KeyFileError: this user may not look there.
+    """
+    return tuple(role for role in Role if _is_there(credentials_path(home, role)))
 
 
 def load_credentials(home: Path, role: Role) -> OwnCredentials:
@@ -77,7 +81,7 @@ def load_credentials(home: Path, role: Role) -> OwnCredentials:
         KeyFileError: others can read a file, or it cannot be read.
     """
     path = credentials_path(home, role)
-    if not path.exists():
+    if not _is_there(path):
         raise PairingError(f"this machine has no certificate as a {role.value} node: run `muser pair`, which says how")
     node_key = NodeKey.load_or_create(node_key_path(home, role))
     try:
@@ -93,29 +97,35 @@ def load_or_create_credentials(home: Path, role: Role, name: str, now_s: float) 
         PairingError: what is there cannot be used, or `name` is no name.
         KeyFileError: a file cannot be read or written, or others can read it.
     """
-    if credentials_path(home, role).exists():
+    if _is_there(credentials_path(home, role)):
         return load_credentials(home, role)
     if not NAME.fullmatch(name):
-        raise PairingError(f"{name!r} is no name: 1 to 64 letters, digits, '.', '-' and '_'")
+        raise PairingError(f"{name!r} is no name: 1 to 64 letters, digits, '.', '-' and '_'; give another by --name")
     node_key = NodeKey.load_or_create(node_key_path(home, role))
-    own = OwnCredentials(role, name, node_key, (issue(node_key, now_s),))
-    publish(home, own)
-    return own
+    publish(home, OwnCredentials(role, name, node_key, (issue(node_key, now_s),)), keep_existing=True)
+    # Another command may have been first; then its certificate is this node's.
+    return load_credentials(home, role)
 
 
 def rotate(home: Path, role: Role, now_s: float) -> OwnCredentials:
-    """Add a certificate that takes over after OVERLAP_S; return both.
+    """Add a certificate that takes over after OVERLAP_S; return both. One that has expired is replaced at once.
 
     Raises:
         PairingError: a rotation is under way.
     """
     own = load_credentials(home, role)
+    ends_s = int(own.presented(now_s).certificate.x509.not_valid_after_utc.timestamp())
+    if now_s > ends_s:
+        replaced = OwnCredentials(role, own.name, own.node_key, (issue(own.node_key, now_s),))
+        publish(home, replaced)
+        return replaced
     if own.switch_at_s is not None and now_s < own.switch_at_s:
         raise PairingError(
             f"a rotation is under way until {day(own.switch_at_s)}; `muser pair rotate --switch` ends it now"
         )
     credentials = (own.presented(now_s), issue(own.node_key, now_s))
-    rotated = OwnCredentials(role, own.name, own.node_key, credentials, int(now_s) + OVERLAP_S)
+    switch_at_s = min(int(now_s) + OVERLAP_S, ends_s)
+    rotated = OwnCredentials(role, own.name, own.node_key, credentials, switch_at_s)
     publish(home, rotated)
     return rotated
 
@@ -134,8 +144,8 @@ def switch(home: Path, role: Role, now_s: float) -> OwnCredentials:
     return switched
 
 
-def publish(home: Path, own: OwnCredentials) -> None:
-    """Store credentials, whole or not at all.
+def publish(home: Path, own: OwnCredentials, *, keep_existing: bool = False) -> None:
+    """Store credentials, whole or not at all; with `keep_existing`, those that are there by then stand.
 
     Raises:
         KeyFileError: they cannot be written.
@@ -149,7 +159,15 @@ def publish(home: Path, own: OwnCredentials) -> None:
         "credentials": entries,
         "switch_at_s": own.switch_at_s,
     }
-    publish_private(credentials_path(home, own.role), json.dumps(value, indent=1, sort_keys=True).encode("ascii"))
+    text = json.dumps(value, indent=1, sort_keys=True).encode("ascii")
+    publish_private(credentials_path(home, own.role), text, keep_existing=keep_existing)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _from_json(value: Any, role: Role, node_key: NodeKey) -> OwnCredentials:

@@ -256,8 +256,8 @@ class Exchange:
             raise ExchangeError("the other side shows something else than it committed to")
         check_clocks(self._now_s, theirs.now_s)
         peer = Card.decode(theirs.card)
-        for one in peer.certificates:
-            check_time(one.certificate, self._now_s, "the peer's")
+        # The newest is the one to come: an older one may have ended since it was replaced.
+        check_time(peer.certificates[-1].certificate, self._now_s, "the peer's")
         if peer.role is self._role:
             raise PairingError(f"both machines say {peer.role.value}: one must pair as prefill, the other as decode")
         if peer.node_key == self._node_key.public_bytes:

@@ -156,7 +156,13 @@ def consumer_trust(home: Path, host: str, now: Clock) -> Trust:
     # Without one in use a revoked one is taken, to be refused by name.
     producers = [peer for peer in producers if peer.revoked_at_s is None] or producers
     if len(producers) > 1:
+        met = ", ".join(f"{peer.card.name} at {peer.host or 'no known host'}" for peer in producers)
         producers = [peer for peer in producers if peer.host == host]
+        if not producers:
+            raise PairingError(
+                f"--producer {host}: several producers are paired, and none was met there, but {met}: name it as it "
+                f"was met, or import its card with `muser pair import FILE --host {host}`"
+            )
     if not producers:
         raise PairingError(
             f"--producer {host} is not a loopback address, and no producer there is paired with this machine: {HOW}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import plistlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,13 @@ THROTTLE_S = 30
 """launchd waits at least so long between two starts, in seconds. It knows no limit to their number."""
 
 STOP_SLACK_S = 15
+UNLOAD_S = 120.0
+"""How long an agent that was told to end may take, in seconds: its drain, and what launchd waits beyond it."""
+
+STILL_ENDING = "Operation now in progress"
+"""What `launchctl bootout` may say, with status 36, of a node that still drains: it does not wait for the end."""
+
+LOOK_S = 0.2
 OPEN_FILES = 8192
 """Each client is a file; launchd's own limit of 256 is low."""
 
@@ -63,6 +71,7 @@ class Launchd:
     user_home: Path = field(default_factory=Path.home)
     uid: int = field(default_factory=os.getuid)
     tool: Tool = field(default=run_tool)
+    unload_s: float = UNLOAD_S
 
     @property
     def plist_file(self) -> Path:
@@ -116,8 +125,23 @@ class Launchd:
         return f"gui/{self.uid}"
 
     def _unload(self) -> None:
-        if self._loaded():
+        """End the node; return once launchd has forgotten the agent, since before that it takes no other one.
+
+        Raises:
+            ServiceError: launchctl refuses, or the node has not ended in time.
+        """
+        if not self._loaded():
+            return
+        try:
             self.tool(["launchctl", "bootout", self.target])
+        except ServiceError as error:
+            if STILL_ENDING not in str(error):
+                raise
+        deadline_s = time.monotonic() + self.unload_s
+        while self._loaded():
+            if time.monotonic() > deadline_s:
+                raise ServiceError(f"{self.target} has not ended within {self.unload_s:g} s: try again")
+            time.sleep(LOOK_S)
 
     def _loaded(self) -> bool:
         try:

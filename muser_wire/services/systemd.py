@@ -7,6 +7,7 @@ no PrivateDevices and no ProcSubset; memory that is written and then executed, w
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -217,9 +218,17 @@ class Systemd:
             self._enable(restart=new)
         except ServiceError:
             if not was_there:
-                remove(self.unit_file)
+                self._take_back()
             raise
         return new
+
+    def _take_back(self) -> None:
+        """Undo a first install as far as it came: systemd would try to start the node again and again."""
+        with contextlib.suppress(ServiceError):
+            self._systemctl("disable", *self._now(), UNIT)
+        remove(self.unit_file)
+        with contextlib.suppress(ServiceError):
+            self._reload()
 
     def uninstall(self) -> None:
         """Stop the node, disable the unit and remove it. Keys, peers and models stay.
@@ -231,16 +240,18 @@ class Systemd:
             raise ServiceError(f"{self.unit_file} is not there: nothing to uninstall")
         self._systemctl("disable", *self._now(), UNIT)
         remove(self.unit_file)
-        if self._runs():
-            self._systemctl("daemon-reload")
+        self._reload()
 
     def _enable(self, *, restart: bool) -> None:
-        if self._runs():
-            self._systemctl("daemon-reload")
+        self._reload()
         self._systemctl("enable", UNIT)
         if self._runs():
             # Starting a node that serves already does nothing.
             self._systemctl("restart" if restart else "start", UNIT)
+
+    def _reload(self) -> None:
+        if self._runs():
+            self._systemctl("daemon-reload")
 
     def _now(self) -> list[str]:
         return ["--now"] if self._runs() else []

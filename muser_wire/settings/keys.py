@@ -121,5 +121,6 @@ def _keys_of(parser: argparse.ArgumentParser) -> Iterator[Key]:
         section = "" if group is parser._optionals else str(group.title)  # noqa: SLF001
         for action in group._group_actions:  # noqa: SLF001
             if action.option_strings and action.dest not in _NOT_KEYS:
-                flag = max(action.option_strings, key=len)
+                # The first long one: of a switch the other says no.
+                flag = next((one for one in action.option_strings if one.startswith("--")), action.option_strings[0])
                 yield Key(action.dest, section, flag, action, action.required)

@@ -87,9 +87,9 @@ class Settings:
             return None
         if named is None:
             path = self.home / f"{self.keys.node}.toml"
-            return path if path.exists() else None
+            return path if _is_there(path) else None
         path = Path(named).expanduser().absolute()
-        if not path.exists():
+        if not _is_there(path):
             raise SettingsError(f"{'--config' if self.config is not None else variable} {path}: there is no such file")
         return path
 
@@ -123,3 +123,10 @@ class Settings:
     def _ways(self, key: Key) -> str:
         place = f"{key.name} in the table [{key.section}]" if key.section else f"{key.name}"
         return f"give the flag, or {self.keys.variable(key.name)}, or {place} of {self.keys.node}.toml"
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from error

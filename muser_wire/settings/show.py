@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from muser_wire.settings.document import VERSION, VERSION_KEY
 from muser_wire.settings.settings import Read, Setting
@@ -35,7 +36,8 @@ def _line(setting: Setting) -> tuple[str, str]:
         return f"# {name} is not set", setting.source
     if setting.key.is_secret:
         return f"# {name} = {HIDDEN}", setting.source
-    return f"{name} = {toml_value(value)}", setting.source
+    # A flag's path begins where it was typed; in the file it would begin in the file's folder.
+    return f"{name} = {toml_value(value.absolute() if isinstance(value, Path) else value)}", setting.source
 
 
 def toml_value(value: object) -> str:

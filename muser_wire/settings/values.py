@@ -52,7 +52,7 @@ def default_of(key: Key) -> object:
 def _one(key: Key, value: object, folder: Path) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SettingsError(f"is {_kind(value)}; it takes {'a string' if key.action.type is None else 'one value'}")
-    text = str(folder / Path(value).expanduser()) if key.is_path and isinstance(value, str) else str(value)
+    text = str(folder / _without_tilde(value)) if key.is_path and isinstance(value, str) else str(value)
     converted = _convert(key, text)
     is_number = isinstance(converted, int | float)
     if not isinstance(value, str) and not is_number:
@@ -60,6 +60,13 @@ def _one(key: Key, value: object, folder: Path) -> object:
     if isinstance(value, str) and is_number and _NUMBER.fullmatch(value):
         raise SettingsError(f"is a string; it takes a number: write {value} without quotes")
     return converted
+
+
+def _without_tilde(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{text!r} is in a home that is not known here") from error
 
 
 def _convert(key: Key, text: str) -> object:

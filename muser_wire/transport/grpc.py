@@ -22,6 +22,7 @@ from muser_wire.framing import MAX_FRAME_NBYTES
 from muser_wire.messages import MAX_CONTROL_NBYTES
 from muser_wire.probe import ProbeResponder
 from muser_wire.transport.base import Service, StreamCall
+from muser_wire.transport.ports import port_taken
 from muser_wire.transport.tls import (
     PeerGate,
     Security,
@@ -90,12 +91,6 @@ _DATA_OPTIONS: list[tuple[str, int]] = [
 _log = logging.getLogger(__name__)
 
 
-class PortTaken(WireError):
-    """A port cannot be bound. The message names it and who may hold it."""
-
-    code = "port_taken"
-
-
 class GrpcServer:
     """Serves a `Service` on two ports of one host, and the standard health service on the control port.
 
@@ -107,7 +102,7 @@ class GrpcServer:
 
         Raises:
             LocalProtocolError: `host` is not a loopback address; other hosts need paired keys.
-            PortTaken: a port is in use.
+            PortTaken: a port is in use, or the address is none of this machine's.
         """
         if host not in LOOPBACK_HOSTS and security is None:
             raise LocalProtocolError(
@@ -302,10 +297,7 @@ def _bind(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCre
             return int(server.add_secure_port(target(host, port), credentials))
         return int(server.add_insecure_port(target(host, port)))
     except RuntimeError as error:
-        raise PortTaken(
-            f"port {port} on {host} cannot be bound: another process, perhaps a muser-prefill that still runs, "
-            f"holds it (see: ss -ltnp 'sport = :{port}')"
-        ) from error
+        raise port_taken("muser-prefill", host, port, error) from error
 
 
 def _handlers(methods: dict[str, Any]) -> Any:

@@ -126,6 +126,8 @@ def call(host: str, port: int) -> PairingLink:
     """
     try:
         return PairingLink(socket.create_connection((host, port), CONNECT_TIMEOUT_S))
+    except UnicodeError as error:
+        raise TransportError(f"{host!r} is no host name or address") from error
     except OSError as error:
         raise TransportError(
             f"{host}:{port} does not answer ({error.strerror or error}): is `muser pair listen` running there?"

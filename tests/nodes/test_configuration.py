@@ -69,6 +69,23 @@ def test_a_file_alone_starts_a_node_and_a_flag_and_a_variable_change_it(
     assert "serving" in started.log_tail()
 
 
+@pytest.mark.parametrize(("module", "library"), [("muser_prefill", "torch"), ("muser_decode", "mlx.core")])
+def test_help_values_and_services_do_not_wait_for_the_library_that_computes(
+    module: str, library: str, home: Path, tiny_llama: Path
+) -> None:
+    configure(home, module.removeprefix("muser_"), f"model.model = '{tiny_llama}'\n")
+    program = (
+        f"import contextlib, sys; from {module}.__main__ import main\n"
+        "for argv in (['--help'], ['serve', '--print-config'], ['service', 'install', '--dry-run']):\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        assert main(argv) == 0, argv\n"
+        f"assert '{library}' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "config_version = 1" in done.stdout
+
+
 @pytest.mark.parametrize("module", ["muser_prefill", "muser_decode"])
 @pytest.mark.parametrize(
     ("text", "problem"),

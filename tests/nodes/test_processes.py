@@ -21,7 +21,7 @@ import torch
 from muser_decode.serve import bind
 from muser_wire.cli.nodes import Pair, PairOptions, running_pair
 from muser_wire.model.tiny import write_tiny_llama
-from muser_wire.transport.grpc import PortTaken
+from muser_wire.transport.ports import PortTaken
 
 START_S = 90.0
 ANSWER_S = 60.0

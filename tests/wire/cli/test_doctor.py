@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from muser_wire.cli.__main__ import main
+from muser_wire.cli.doctor import examine_producer
 from muser_wire.cli.interface import Interface
 from muser_wire.cli.link import LinkProbe
+from muser_wire.doctor.finding import Verdict
 from muser_wire.errors import HandoffRefused, TransportError
 from muser_wire.identities import Digest, Identities
 from muser_wire.messages import Description, encode_description, encode_stream_request
@@ -77,6 +80,21 @@ def test_something_bad_is_exit_1(server: GrpcServer, monkeypatch: pytest.MonkeyP
 def test_a_producer_that_is_not_there_is_exit_2(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "link", "--producer", f"127.0.0.1:{free_port}"]) == 2
     assert capsys.readouterr().err.startswith("muser: unavailable")
+
+
+def test_a_data_port_that_nobody_answers_is_a_finding_and_ends_nothing(free_port: int, tmp_path: Path) -> None:
+    """What a firewall that passes the control port alone looks like."""
+    server, service = GrpcServer("127.0.0.1", 0, 0), Described()
+    service.data_port = free_port
+    server.start(service)
+    facts = {"configuration": {"allow_unqualified": False}, "model": {}}
+    try:
+        found = list(examine_producer(tmp_path, "127.0.0.1", server.control_port, facts))
+    finally:
+        server.stop(0)
+    assert found[0].verdict is Verdict.OK
+    assert (found[-1].name, found[-1].verdict) == ("link 127.0.0.1", Verdict.BAD)
+    assert "4951" in found[-1].advice
 
 
 @pytest.mark.parametrize("producer", ["nonsense", "127.0.0.1:", ":4950", "127.0.0.1:x"])

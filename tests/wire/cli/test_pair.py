@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from paired_homes import YEAR_S, own, paired, stranger
+from paired_homes import YEAR_S, own, paired, reissue, stranger
 
 from muser_wire.cli.__main__ import main
 from muser_wire.errors import TransportError
@@ -23,7 +23,7 @@ from muser_wire.pairing.credentials import load_credentials
 from muser_wire.pairing.errors import ExchangeError, PairingError
 from muser_wire.pairing.exchange import Exchange, Side
 from muser_wire.pairing.store import PeerStore
-from muser_wire.pairing.trust import consumer_trust
+from muser_wire.pairing.trust import consumer_trust, producer_trust
 from muser_wire.transport import discovery
 from muser_wire.transport.pairing import PairingLink, call
 
@@ -378,6 +378,17 @@ def test_a_rotation_is_carried_by_export_and_import(tmp_path: Path, muser: Muser
     assert muser(homes.producer, "rotate", "--switch")[0] == 0
 
 
+def test_an_expired_certificate_is_replaced_at_once_and_the_peer_takes_it(tmp_path: Path, muser: Muser) -> None:
+    homes = paired(tmp_path)
+    reissue(homes.producer, Role.PREFILL, time.time() - 6 * YEAR_S)
+    status, out = muser(homes.producer, "rotate")
+    assert (status, "the new one is shown from now on" in out) == (0, True)
+    muser(homes.producer, "export", str(tmp_path / "new.card"))
+    assert muser(homes.consumer, "import", str(tmp_path / "new.card"))[0] == 0
+    shown = producer_trust(homes.producer, HOST, time.time).material().certificate_pem
+    assert consumer_trust(homes.consumer, HOST, time.time).material().trusted_pem == (shown,)
+
+
 def test_a_role_must_be_said_where_it_is_not_clear(tmp_path: Path, muser: Muser) -> None:
     status, out = muser(tmp_path, "export")
     assert status == 2
@@ -393,6 +404,22 @@ def test_an_address_without_a_port_number_is_refused(tmp_path: Path, muser: Muse
     status, out = muser(tmp_path, "connect", address)
     assert status == 2
     assert "is not a port" in out
+
+
+@pytest.mark.parametrize(("address", "reason"), [("[::1]", "::1:4952 does not"), (f"{HOST}..x", "is no host name")])
+def test_an_address_in_brackets_needs_no_port_and_a_name_that_is_none_is_named(
+    tmp_path: Path, muser: Muser, address: str, reason: str
+) -> None:
+    status, out = muser(tmp_path, "connect", address)
+    assert (status, reason in out) == (2, True), out
+
+
+def test_a_port_that_there_is_not_is_refused_by_the_flag_s_name(
+    tmp_path: Path, muser: Muser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        muser(tmp_path, "listen", "--port", "65536")
+    assert "--port: '65536' is not a whole number from 0 to 65535" in capsys.readouterr().err
 
 
 def test_alone_it_says_how_and_lists_who_is_on_the_link(

@@ -84,7 +84,9 @@ def test_this_shell_s_variables_are_not_the_service_s(
     monkeypatch.setenv("MUSER_PREFILL_MODEL", "/m")
     config = configure(home / "p.toml", "")
     assert prefill(["service", "install", "--config", str(config), "--root", str(tmp_path / "root")]) == 2
-    assert "--model is needed" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "--model is needed" in printed
+    assert f"(a service reads {config} alone)" in printed
 
 
 def test_a_user_s_own_folder_is_the_service_s(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +96,17 @@ def test_a_user_s_own_folder_is_the_service_s(home: Path, capsys: pytest.Capture
     unit = capsys.readouterr().out
     assert f"User={user}" in unit
     assert f"MUSER_HOME={home}" in unit
+
+
+def test_a_user_s_folder_that_is_not_there_is_named_before_anything_is_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, none = configure(home / "p.toml"), tmp_path / "none"
+    root = tmp_path / "root"
+    flags = ["--user", getpass.getuser(), "--home", str(none), "--config", str(config), "--root", str(root)]
+    assert prefill(["service", "install", *flags]) == 2
+    assert f"{none} is not there: make it as {getpass.getuser()}" in capsys.readouterr().err
+    assert not root.exists()
 
 
 def test_users_and_folders_that_do_not_fit_are_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +138,16 @@ def test_without_launchctl_nothing_is_left_behind(
     assert decode(["service", "install"]) == 2
     assert "launchctl cannot be run" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.plist"))
+
+
+@pytest.mark.skipif(shutil.which("launchctl") is not None, reason="launchctl is here: this would install an agent")
+def test_the_agent_s_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """launchd starts nothing whose working directory is not there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MUSER_HOME", str(tmp_path / "home"))
+    config = configure(tmp_path / "d.toml")
+    assert decode(["service", "install", "--config", str(config)]) == 2
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_decode_node_that_would_be_open_to_others_is_not_installed(

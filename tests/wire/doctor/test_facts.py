@@ -64,6 +64,20 @@ def test_a_node_says_what_it_would_be(node: str, tiny_llama: Path, monkeypatch: 
     assert ask(node, "none", model=False)["model"] == {}
 
 
+def test_every_port_that_a_node_binds_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"MODEL": "m", "METRICS_PORT": "9", "METRICS_HOST": "127.0.0.3"}.items():
+        monkeypatch.setenv(f"MUSER_PREFILL_{name}", text)
+    assert ask("prefill", "none", model=False)["configuration"]["ports"] == {
+        "control_port": ["127.0.0.1", 4950],
+        "data_port": ["127.0.0.1", 4951],
+        "metrics_port": ["127.0.0.3", 9],
+    }
+    monkeypatch.delenv("MUSER_PREFILL_METRICS_PORT")
+    assert set(ask("prefill", "none", model=False)["configuration"]["ports"]) == {"control_port", "data_port"}
+    monkeypatch.setenv("MUSER_DECODE_MODEL", "m")
+    assert ask("decode", "none", model=False)["configuration"]["ports"] == {"port": ["127.0.0.1", 4949]}
+
+
 @pytest.mark.parametrize("node", ["prefill", "decode"])
 def test_a_node_without_a_configuration_says_why(node: str, tmp_path: Path) -> None:
     assert "no such file" in ask(node, str(tmp_path / "none.toml"))["error"]

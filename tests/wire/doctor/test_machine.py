@@ -56,6 +56,13 @@ def test_a_home_that_is_not_there_is_no_fault(tmp_path: Path) -> None:
     assert machine.check_home(tmp_path / "none").verdict is Verdict.OK
 
 
+def test_a_home_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 300)
+    found = machine.check_home(home)
+    assert (found.verdict, found.value) == (Verdict.BAD, f"{home} cannot be looked at: File name too long")
+    assert str(tmp_path) in machine.check_disk(home).value
+
+
 def test_a_key_that_others_can_read_is_named(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o700)

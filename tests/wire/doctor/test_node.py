@@ -14,8 +14,7 @@ def facts(**changed: Any) -> dict[str, Any]:
         "configuration": {
             "file": "",
             "model": "/models/m",
-            "host": "127.0.0.1",
-            "ports": {"port": 0},
+            "ports": {"port": ["127.0.0.1", 0]},
             "needs_gpu": True,
         },
         "device": {"name": "GPU", "is_gpu": True, "system": {}, "total_nbytes": 10**10, "available_nbytes": 9 * 10**9},
@@ -97,7 +96,7 @@ def test_a_port_is_asked_about_by_its_name(free_port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         told = facts()
-        told["configuration"]["ports"] = {"control_port": free_port, "data_port": port}
+        told["configuration"]["ports"] = {"control_port": ["127.0.0.1", free_port], "data_port": ["127.0.0.1", port]}
         asked: list[tuple[str, str, int]] = []
         list(check_node("prefill", told, lambda *to: bool(asked.append(to)), named=True))
     assert asked == [("data_port", "127.0.0.1", port)]

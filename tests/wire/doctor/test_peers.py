@@ -165,6 +165,14 @@ def test_own_keys_are_told_and_what_is_wrong_with_them(homes: Homes, tmp_path: P
     assert list(check_own_keys(tmp_path / "none", NOW_S)) == []
 
 
+def test_own_keys_that_end_soon_or_cannot_be_looked_at(homes: Homes, tmp_path: Path) -> None:
+    (row,) = check_own_keys(homes.consumer, NOW_S + 1820 * DAY_S)
+    assert (row.verdict, "certificate for 4 days" in row.value) == (Verdict.WARN, True)
+    assert "muser pair rotate" in row.advice
+    (row,) = check_own_keys(tmp_path / ("x" * 300), NOW_S)
+    assert (row.name, row.verdict, "cannot be read" in row.value) == ("own keys", Verdict.BAD, True)
+
+
 def test_a_producer_that_has_revoked_this_node_is_no_cable_s_fault(tmp_path: Path) -> None:
     homes = paired(tmp_path)
     server = GrpcServer("127.0.0.2", 0, 0, producer_trust(homes.producer, "127.0.0.2", time.time))

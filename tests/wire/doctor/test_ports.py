@@ -98,7 +98,30 @@ def test_a_decode_node_is_known_with_tls_and_without(tls: bool, tmp_path: Path) 
         thread.join()
 
 
-@pytest.mark.parametrize("name", ["port", "control_port", "data_port"])
+def test_a_metrics_port_is_a_producer_s_and_no_other_exporter_s(tmp_path: Path) -> None:
+    from muser_prefill.metrics import Metrics, served
+
+    class Exporter(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"node_boot_time_seconds 1.7e9\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served("127.0.0.1", 0, Metrics()) as bound:
+        assert is_muser(tmp_path, "metrics_port", "0.0.0.0", bound["metrics_port"])
+        assert not is_muser(tmp_path, "port", "127.0.0.1", bound["metrics_port"])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        assert not is_muser(tmp_path, "metrics_port", "127.0.0.1", server.server_port)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["port", "control_port", "data_port", "metrics_port"])
 @pytest.mark.parametrize("host", ["127.0.0.1", PAIRED_HOST])
 def test_a_stranger_that_says_nothing_is_none(
     name: str, host: str, homes: Homes, monkeypatch: pytest.MonkeyPatch

@@ -25,12 +25,22 @@ def test_nothing_is_installed(tmp_path: Path) -> None:
         assert (found.verdict, found.value) == (Verdict.OK, "not installed: the node is started by hand")
 
 
-@pytest.mark.parametrize(("state", "verdict"), [("active", Verdict.OK), ("failed", Verdict.BAD)])
-def test_a_unit(state: str, verdict: Verdict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "more", "verdict"),
+    [
+        ("active", "running", Verdict.OK),
+        ("reloading", "reload", Verdict.OK),
+        ("activating", "start", Verdict.WARN),
+        ("activating", "auto-restart", Verdict.BAD),
+        ("failed", "failed", Verdict.BAD),
+    ],
+)
+def test_a_unit(state: str, more: str, verdict: Verdict, tmp_path: Path) -> None:
     systemd = Systemd(tmp_path)
     installed(systemd.unit_file)
-    found = check_unit(systemd, lambda _: f"ActiveState={state}\nSubState=x\nNRestarts=3\n")
-    assert (found.verdict, found.value) == (verdict, f"{state} (x), 3 restarts")
+    found = check_unit(systemd, lambda _: f"ActiveState={state}\nSubState={more}\nNRestarts=3\n")
+    assert (found.verdict, found.value) == (verdict, f"{state} ({more}), 3 restarts")
+    assert bool(found.advice) is (verdict is not Verdict.OK)
     assert check_unit(systemd, failing).verdict is Verdict.UNKNOWN
 
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from paired_homes import DAY_S, NOW_S, own
+from paired_homes import DAY_S, NOW_S, YEAR_S, own
 
 from muser_wire.pairing.card import Role
+from muser_wire.pairing.certificates import check_time
 from muser_wire.pairing.credentials import (
+    OwnCredentials,
     credentials_path,
     existing_roles,
     load_credentials,
@@ -30,6 +34,18 @@ def test_credentials_are_made_once_in_private_files(tmp_path: Path) -> None:
     files = sorted((tmp_path / "keys").iterdir())
     assert [path.name for path in files] == ["prefill.certificates.json", "prefill.ed25519"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_of_several_commands_that_make_them_at_once_all_have_the_same(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def make() -> OwnCredentials:
+        together.wait(30)
+        return own(tmp_path, Role.PREFILL, NOW_S)
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [one.result(30).card() for one in [pool.submit(make) for _ in range(4)]]
+    assert made == [load_credentials(tmp_path, Role.PREFILL).card()] * 4
 
 
 def test_the_card_names_the_node_key_that_signs_seals(tmp_path: Path) -> None:
@@ -108,6 +124,32 @@ def test_a_second_rotation_waits_for_the_first_and_drops_the_oldest(tmp_path: Pa
     second = rotate(tmp_path, Role.PREFILL, NOW_S + WEEK_S)
     assert second.credentials[0] == first.credentials[1]
     assert len(second.credentials) == 2
+
+
+def test_an_expired_certificate_is_replaced_at_once_and_one_that_is_not_valid_yet_is_kept(tmp_path: Path) -> None:
+    before = own(tmp_path, Role.PREFILL, NOW_S)
+    late = NOW_S + 6 * YEAR_S
+    rotated = rotate(tmp_path, Role.PREFILL, late)
+    assert load_credentials(tmp_path, Role.PREFILL).credentials == rotated.credentials
+    assert rotated.credentials != before.credentials
+    check_time(rotated.presented(late).certificate, late, "its")
+    assert (len(rotated.card().certificates), rotated.switch_at_s) == (1, None)
+    # By a clock that lost its time nothing is thrown away.
+    assert rotate(tmp_path, Role.PREFILL, NOW_S).credentials[0] == rotated.credentials[0]
+
+
+def test_the_new_certificate_takes_over_before_the_old_one_ends(tmp_path: Path) -> None:
+    own(tmp_path, Role.PREFILL, NOW_S)
+    # Valid for 1,825 days from a day before it was made.
+    ends_s = NOW_S + 1824 * DAY_S
+    assert rotate(tmp_path, Role.PREFILL, ends_s - 2 * DAY_S).switch_at_s == ends_s
+
+
+def test_a_folder_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 300)
+    for look in (lambda: existing_roles(home), lambda: load_credentials(home, Role.PREFILL)):
+        with pytest.raises(KeyFileError, match=r"prefill\.certificates\.json cannot be read: File name too long"):
+            look()
 
 
 def test_a_switch_ends_the_overlap(tmp_path: Path) -> None:

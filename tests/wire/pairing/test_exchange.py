@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paired_homes import NOW_S, YEAR_S, own
 
 from muser_wire.pairing.card import Role
-from muser_wire.pairing.credentials import OwnCredentials
+from muser_wire.pairing.credentials import OwnCredentials, rotate
 from muser_wire.pairing.errors import ClockError, ExchangeError, PairingError
 from muser_wire.pairing.exchange import (
     MAX_MESSAGE_NBYTES,
@@ -201,6 +201,17 @@ def test_an_expired_certificate_is_refused(machines: dict[str, OwnCredentials]) 
     caller = side_of(machines["consumer"], Side.CALLER, now_s=late)
     with pytest.raises(ClockError, match="the peer's certificate expired"):
         show(listener, caller)
+
+
+def test_a_certificate_that_ended_after_it_was_replaced_is_no_obstacle(tmp_path: Path) -> None:
+    own(tmp_path / "p", Role.PREFILL, NOW_S)
+    producer = rotate(tmp_path / "p", Role.PREFILL, NOW_S + 4 * YEAR_S)
+    consumer = own(tmp_path / "c", Role.DECODE, NOW_S + 4 * YEAR_S)
+    assert len(producer.card().certificates) == 2
+    late = NOW_S + 6 * YEAR_S
+    listener, caller = side_of(producer, Side.LISTENER, now_s=late), side_of(consumer, Side.CALLER, now_s=late)
+    show(listener, caller)
+    assert listener.code == caller.code
 
 
 @pytest.mark.parametrize(

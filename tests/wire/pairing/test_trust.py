@@ -161,10 +161,12 @@ def test_the_only_producer_is_taken_wherever_it_moved_and_of_several_the_one_met
     moved = consumer_trust(homes.consumer, "127.0.0.9", Clock())
     assert moved.node_key() == own(homes.producer, Role.PREFILL).node_key.public_bytes
     second = stranger(Role.PREFILL)
-    trust_card(homes.consumer, second, host="127.0.0.3")
+    trust_card(homes.consumer, second, host="127.0.0.3", at_s=NOW_S + 1)
     assert consumer_trust(homes.consumer, "127.0.0.3", Clock()).node_key() == second.node_key
     assert consumer_trust(homes.consumer, "127.0.0.2", Clock()).node_key() == moved.node_key()
-    with pytest.raises(PairingError, match=r"--producer 127.0.0.9"):
+    with pytest.raises(
+        PairingError, match=r"--producer 127.0.0.9: .*prefill-box at 127.0.0.2, stranger at 127.0.0.3.*--host 127.0.0.9"
+    ):
         consumer_trust(homes.consumer, "127.0.0.9", Clock())
     trust_card(homes.consumer, stranger(Role.PREFILL), host="127.0.0.3")
     with pytest.raises(PairingError, match="several paired producers"):

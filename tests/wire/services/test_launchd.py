@@ -93,16 +93,26 @@ def test_it_is_started_again_when_it_fails_and_not_more_often_than_it_says() -> 
 
 
 class Launchctl:
-    """Knows which agents are loaded, as launchctl does; that one is macOS's alone."""
+    """Knows which agents are loaded, as launchctl does; that one is macOS's alone.
 
-    def __init__(self) -> None:
+    An agent that was told to end is still seen for `ending` more looks, as one that drains.
+    """
+
+    def __init__(self, ending: int = 0) -> None:
         self.loaded: set[str] = set()
         self.refuses = False
         self.starts = 0
+        self.ending = ending
+        self.left: int | None = None
 
     def __call__(self, command: list[str]) -> str:
         tool, step, *rest = command
         assert tool == "launchctl"
+        if step == "print" and self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                self.loaded.remove(rest[0])
         if step == "print" and rest[0] not in self.loaded:
             raise ServiceError("Could not find service")
         if step == "bootstrap":
@@ -113,6 +123,11 @@ class Launchctl:
             assert target not in self.loaded, "launchctl refuses what is loaded already"
             self.loaded.add(target)
             self.starts += 1
+        if step == "bootout" and self.ending:
+            self.left = self.ending
+            raise ServiceError(
+                "`launchctl bootout` failed with status 36: Boot-out failed: 36: Operation now in progress"
+            )
         if step == "bootout":
             self.loaded.remove(rest[0])
         return ""
@@ -134,6 +149,24 @@ def test_install_loads_it_and_the_second_time_leaves_it_running(tmp_path: Path) 
         launchd.install(text(2.0), replace=False)
     assert launchd.install(text(2.0), replace=True)
     assert launchctl.starts == 2
+
+
+def test_a_node_that_drains_is_waited_for_before_another_one_is_loaded(tmp_path: Path) -> None:
+    launchctl = Launchctl(ending=3)
+    launchd = Launchd(tmp_path, 501, launchctl)
+    launchd.install(text(), replace=False)
+    assert launchd.install(text(2.0), replace=True)
+    assert launchctl.starts == 2
+    launchd.uninstall()
+    assert (launchctl.loaded, launchd.plist_file.exists()) == (set(), False)
+
+
+def test_a_node_that_does_not_end_is_named_and_its_agent_stays(tmp_path: Path) -> None:
+    launchd = Launchd(tmp_path, 501, Launchctl(ending=10**6), unload_s=0.3)
+    launchd.install(text(), replace=False)
+    with pytest.raises(ServiceError, match=f"gui/501/{LABEL} has not ended within 0.3 s"):
+        launchd.uninstall()
+    assert launchd.plist_file.exists()
 
 
 def test_an_agent_that_somebody_unloaded_is_loaded_again(tmp_path: Path) -> None:

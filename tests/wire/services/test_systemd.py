@@ -185,6 +185,24 @@ def test_an_install_that_fails_leaves_no_unit_behind(tmp_path: Path) -> None:
     assert not systemd.unit_file.exists()
 
 
+def test_a_first_install_whose_node_does_not_start_is_taken_back_whole(tmp_path: Path) -> None:
+    """Else systemd would go on starting it, and a link to a unit that is gone would be left."""
+    tool = Tool(fails="restart")
+    systemd = Booted(tmp_path, tool)
+    with pytest.raises(ServiceError, match="restart"):
+        systemd.install("unit", replace=False)
+    assert tool.commands[3:] == [f"systemctl disable --now {UNIT}", "systemctl daemon-reload"]
+    assert not systemd.unit_file.exists()
+    tool.fails = ""
+    systemd.install("unit", replace=False)
+    tool.fails = "restart"
+    tool.commands.clear()
+    with pytest.raises(ServiceError, match="restart"):
+        systemd.install("another unit", replace=True)
+    assert systemd.unit_file.exists(), "one that ran before is not removed"
+    assert not any("disable" in command for command in tool.commands)
+
+
 def test_uninstall_stops_and_removes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     tool = Tool()
     systemd = Booted(tmp_path, tool)

@@ -34,7 +34,7 @@ def command_line() -> tuple[argparse.ArgumentParser, Keys]:
     network.add_argument("-p", "--port", type=whole(0, 65535), default=4949, help="default: %(default)s")
     network.add_argument("--peer", action="append", default=[])
     network.add_argument("--max-rate", type=rate, default=0.0)
-    network.add_argument("--open", action="store_true")
+    network.add_argument("--open", action=argparse.BooleanOptionalAction, default=False)
     process = serve.add_argument_group("process")
     process.add_argument("--drain-s", type=seconds, default=30.0)
     process.add_argument("--api-token", help="a secret")

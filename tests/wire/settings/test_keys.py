@@ -44,6 +44,17 @@ def test_every_flag_of_a_node_is_a_key_and_stands_in_a_table(module: object) -> 
     assert [key.name for key in keys.keys if key.required] == ["model"]
 
 
+@pytest.mark.parametrize("module", [prefill_config, decode_config])
+def test_a_flag_can_say_no_to_whatever_a_file_can_say_yes_to(module: object) -> None:
+    top = module.parser()  # type: ignore[attr-defined]
+    keys = top.parse_args(["serve"]).keys
+    switches = [key for key in keys.keys if key.is_switch]
+    assert switches
+    for key in switches:
+        for flag, said in ((key.flag, True), (f"--no-{key.flag.removeprefix('--')}", False)):
+            assert keys.given(top, ["serve", flag]) == {key.name: said}
+
+
 def test_what_was_given_is_told_from_defaults_even_where_it_equals_them() -> None:
     top = argparse.ArgumentParser()
     serve = top.add_subparsers().add_parser("serve")

@@ -33,6 +33,7 @@ def test_a_default_given_by_hand_still_wins(write: Write, settings: Make) -> Non
     write("[network]\nport = 3\nopen = true\n")
     assert of(settings("--port", "4949"), "port") == (4949, "flag --port")
     assert of(settings(MUSER_PREFILL_OPEN="false"), "open")[0] is False
+    assert of(settings("--no-open", MUSER_PREFILL_OPEN="true"), "open") == (False, "flag --open")
 
 
 def test_lists_replace_one_another_and_do_not_add_up(write: Write, settings: Make) -> None:
@@ -64,6 +65,13 @@ def test_the_file_may_be_another_or_none(write: Write, settings: Make, tmp_path:
         settings(config=str(tmp_path / "gone.toml")).read()
     with pytest.raises(SettingsError, match=r"MUSER_PREFILL_CONFIG .*gone\.toml: there is no such file"):
         settings(MUSER_PREFILL_CONFIG=str(tmp_path / "gone.toml")).read()
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(settings: Make, tmp_path: Path) -> None:
+    long = "x" * 300
+    for node in (settings(config=long), dataclasses.replace(settings(), home=tmp_path / long)):
+        with pytest.raises(SettingsError, match="cannot be read: File name too long"):
+            node.read()
 
 
 def test_a_variable_that_is_none_of_this_node_s_is_refused(settings: Make) -> None:

@@ -4,6 +4,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from muser_wire.settings.settings import Settings
 from muser_wire.settings.show import show, toml_value
 
@@ -38,6 +40,14 @@ def test_what_is_shown_is_a_file_that_gives_the_same(write: Write, settings: Mak
     assert tomllib.loads(text)["network"]["port"] == 1
     write(text)
     assert settings().read().namespace() == before.namespace()
+
+
+def test_a_path_that_was_typed_somewhere_is_shown_as_the_file_it_is(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = show(settings("--model", "m.gguf").read())
+    assert tomllib.loads(text)["model"]["model"] == str(tmp_path / "m.gguf")
 
 
 def test_values_are_spelled_as_toml_has_them() -> None:

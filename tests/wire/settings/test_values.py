@@ -55,6 +55,7 @@ def test_a_toml_value_is_what_the_flag_would_have_given(keys: Keys, name: str, v
         ("peer", [["a"]], "is an array; it takes a string"),
         ("dtype", "f64", "'f64' is none of f32, bf16"),
         ("host", {"a": 1}, "is a table; it takes a string"),
+        ("model", "~nobody-of-that-name/m", "'~nobody-of-that-name/m' is in a home that is not known here"),
     ],
 )
 def test_a_wrong_type_or_unit_is_refused(keys: Keys, name: str, value: object, problem: str) -> None:

@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from muser_wire.errors import HandoffRefused, LocalProtocolError, RemoteProtocolError, TransportError, WireError
 from muser_wire.transport.base import Channel, StreamCall
-from muser_wire.transport.grpc import GrpcChannel, GrpcServer, PortTaken
+from muser_wire.transport.grpc import GrpcChannel, GrpcServer
 from muser_wire.transport.malloc import raise_malloc_thresholds
 from muser_wire.transport.memory import MemoryChannel
+from muser_wire.transport.ports import PortTaken
 
 TIMEOUT_S = 5.0
 FRAMES = 64
