@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -147,15 +148,17 @@ class World:
         files = sorted(self.shelf.directory.glob("*.safetensors"))
         if not files:
             return
-        file = self.chance.choice(files)
-        data = bytearray(file.read_bytes())
-        if data and self.chance.randrange(2):
-            data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-            file.write_bytes(data)
-            self.seen["flipped byte"] += 1
-        else:
-            file.write_bytes(data[: self.chance.randrange(len(data) + 1)])
-            self.seen["cut short"] += 1
+        # The keeper's thread may evict it at this moment: then there is nothing to damage.
+        with contextlib.suppress(FileNotFoundError), self.chance.choice(files).open("r+b") as file:
+            data = file.read()
+            at = self.chance.randrange(len(data) + 1)
+            if at < len(data) and self.chance.randrange(2):
+                file.seek(at)
+                file.write(bytes([data[at] ^ 1 << self.chance.randrange(8)]))
+                self.seen["flipped byte"] += 1
+            else:
+                file.truncate(at)
+                self.seen["cut short"] += 1
 
     def step(self) -> None:
         """Do one thing; the store's bounds hold after it."""
