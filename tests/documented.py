@@ -84,7 +84,9 @@ class Stage:
 
     def environment(self, home: Path | None = None, **more: object) -> dict[str, str]:
         """What a person's shell has: the environment of the tests is active, and no node is configured."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSER_")}
+        # The tests may have been started by `make test ARGS=...`, whose variables are not this command's.
+        of_make = ("MUSER_", "MAKE", "MFLAGS", "ARGS")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {"HOME": str(self.user_home), "PATH": path, "USER": getpass.getuser(), "OMP_NUM_THREADS": "1"}
         own["MUSER_HOME"] = str(home or self.home)
