@@ -184,7 +184,15 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
+        "tcp_congestion_control": _congestion_control(),
     }
+
+
+def _congestion_control() -> str:
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _processor() -> str:

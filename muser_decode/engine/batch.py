@@ -2,8 +2,10 @@
 
 Generations join and leave between steps. A step is launched before the tokens of the one before it are read:
 they are its input on the device. So of a generation that a stop token ends, one step at most is computed in
-vain. Under a constraint a token must be known before the next one is drawn, though not before its logits are
-launched: the grammar works while the device does, and nobody else's draw waits.
+vain. Only a generation's first token is read before the next launch: somebody waits for it, and where mlx
+computes on a CPU, launching a step waits for nearly all of it. Under a constraint a token must be known before
+the next one is drawn, though not before its logits are launched: the grammar works while the device does, and
+nobody else's draw waits.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ class Batch:
         self._decoder = decoder
         self._rows: list[Decoding] = []
         self._launched: list[tuple[Decoding, Draw | Exception]] = []
+        self._unheard: list[Decoding] = []
+
+    @property
+    def begins(self) -> bool:
+        """Whether the launched step gives some generation its first token: then `settle` it before `advance`."""
+        return any(row in self._unheard for row, _ in self._launched)
 
     @property
     def rows(self) -> tuple[Decoding, ...]:
@@ -47,14 +55,16 @@ class Batch:
     def join(self, decoding: Decoding) -> None:
         """Take part from the next step on."""
         self._rows.append(decoding)
+        self._unheard.append(decoding)
 
     def leave(self, decoding: Decoding) -> None:
         """Take part no more; what is launched is never read. Harmless for one that is not here."""
         self._rows = [row for row in self._rows if row is not decoding]
+        self._unheard = [row for row in self._unheard if row is not decoding]
 
     def clear(self) -> list[Decoding]:
         """Have all leave; return them."""
-        rows, self._rows, self._launched = self._rows, [], []
+        rows, self._rows, self._launched, self._unheard = self._rows, [], [], []
         return rows
 
     def advance(self) -> list[Outcome]:
@@ -90,6 +100,8 @@ class Batch:
         return [(row, draws[row]) for row in rows]
 
     def _read(self, launched: Sequence[tuple[Decoding, Draw | Exception]]) -> list[Outcome]:
+        given = [row for row, _ in launched]
+        self._unheard = [row for row in self._unheard if row not in given]
         outcomes = []
         for row, draw in launched:
             if not any(row is present for present in self._rows):

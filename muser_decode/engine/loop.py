@@ -254,6 +254,8 @@ class Engine:
         """Advance the batch; return whether there was anything in it."""
         if not self._decoding:
             return False
+        if floor.batch.begins:
+            self._deliver(floor, floor.batch.settle())
         try:
             outcomes = floor.batch.advance()
         except Exception as error:  # outermost loop of the batch: its generations end, the engine goes on

@@ -125,6 +125,22 @@ def test_the_device_is_one_step_ahead_and_never_further(decoder: Counting) -> No
     assert batch.advance() == []
 
 
+def test_a_first_token_is_to_be_read_before_the_next_launch(decoder: Counting) -> None:
+    batch, first, second = Batch(decoder), place(decoder, [3, 1, 4]), place(decoder, [5])
+    batch.join(first)
+    assert not batch.begins
+    batch.advance()
+    assert batch.begins
+    assert [outcome.decoding for outcome in batch.settle()] == [first]
+    batch.advance()
+    assert not batch.begins
+    batch.join(second)
+    batch.advance()
+    assert batch.begins
+    batch.leave(second)
+    assert not batch.begins
+
+
 def test_others_join_and_leave_without_a_step_of_their_own(decoder: Counting) -> None:
     batch = Batch(decoder)
     first, second = place(decoder, [3, 1, 4]), place(decoder, [5])

@@ -507,6 +507,23 @@ def test_all_that_decode_share_each_step(layered: tuple[Engine, Layered]) -> Non
     assert len(decoder.rows) < 130
 
 
+def test_a_first_token_goes_out_before_another_step_is_launched(layered: tuple[Engine, Layered], greedy) -> None:
+    engine, decoder = layered
+    launched: list[int] = []
+    box = Box()
+
+    def sink(event: Event) -> None:
+        if isinstance(event, TokenEvent):
+            launched.append(len(decoder.rows))
+        box(event)
+
+    engine.submit(ask(), sink)
+    box.end()
+    assert box.tokens == greedy
+    # Of every other token the next step is under way when it is read.
+    assert launched == [1, *range(3, NEW + 1), NEW]
+
+
 def test_a_step_that_fails_ends_those_in_it_and_the_engine_lives(layered: tuple[Engine, Layered], greedy) -> None:
     engine, decoder = layered
     whole = decoder.steps
