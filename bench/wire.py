@@ -44,9 +44,6 @@ GOAL_BYTES_S = 1.2e9
 GOAL_OF_RAW = 0.4
 """Both goals hold from GOAL_NBYTES on, on an idle machine of two cores."""
 
-PACING = {"bbr"}
-PACED = "It paces a stream by its own guess of the link, on loopback far below what the processors could do."
-
 
 @dataclass(frozen=True)
 class Transfer:
@@ -123,8 +120,7 @@ def run(arguments: argparse.Namespace) -> bool:
     goal = f"{GOAL_BYTES_S / 1e9} GB/s and {GOAL_OF_RAW} of raw TCP from {GOAL_NBYTES / 1e6:.0f} MB on"
     print("Only ours encrypts, authenticates and seals.")
     print(f"Goal, idle: {goal}: {'met' if met else 'missed'}. Load before the run: {host['load_before']:.1f}")
-    control = host["tcp_congestion_control"]
-    print(f"TCP congestion control: {control}.", PACED if control in PACING else "")
+    print(f"TCP congestion control: {host['tcp_congestion_control']}")
     kept = {one.name: {size: [t.__dict__ for t in one.transfers[size]] for size in sizes} for one in contestants}
     write_result(arguments.out, host, samples=kept, of_raw=ratios, missing=missing, met=met)
     return met
