@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -70,6 +71,14 @@ class Peer:
             raise self._ended(op)
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def pause(self) -> None:
+        """Stop the process where it stands, until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on. Harmless if it was not stopped."""
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End the process."""
