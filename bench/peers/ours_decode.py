@@ -73,8 +73,9 @@ class Contestant:
         batch = Batch(self.decoder)
         batch.join(Decoding(cache, Sampler(SamplingParams()), ids[-1], tokens))
         for _ in range(tokens + 1):
-            for outcome in batch.advance():
-                yield outcome.token
+            if batch.begins:
+                yield from (outcome.token for outcome in batch.settle())
+            yield from (outcome.token for outcome in batch.advance())
 
 
 if __name__ == "__main__":
