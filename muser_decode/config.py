@@ -10,14 +10,12 @@ from pathlib import Path
 
 from muser_decode import access
 from muser_decode.router import RoutePolicy
-from muser_wire.cli import service
+from muser_wire.cli.node import add_process, node_parser
 from muser_wire.errors import NumericsMismatch, WireError
-from muser_wire.flags import new_file, port, seconds, whole
+from muser_wire.flags import port, seconds, whole
 from muser_wire.geometry import COMPUTE_ELEMENTS, ElementType
-from muser_wire.logs import FORMATS
 from muser_wire.numerics import Lane, check_element, speculation_allowed
 from muser_wire.schedule import DEFAULT_CHUNK_TOKENS, MAX_CHUNK_TOKENS
-from muser_wire.settings.keys import declare
 
 DEFAULT_PORT = 4949
 DEFAULT_PRODUCER_PORT = 4950
@@ -92,14 +90,8 @@ class DecodeConfig:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command. Parsed, `keys` are the keys of the configuration."""
-    top = argparse.ArgumentParser(prog="muser-decode", description="Muser's decode node: an OpenAI-compatible chat")
-    commands = top.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve one model until SIGTERM")
-    add_arguments(serve)
-    keys = declare(serve, "decode")
-    serve.set_defaults(keys=keys)
-    service.add_parser(commands, keys, partial(from_arguments, on_gpu=False))
-    return top
+    check = partial(from_arguments, on_gpu=False)
+    return node_parser("decode", "Muser's decode node: an OpenAI-compatible chat", add_arguments, check)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_requests(parser.add_argument_group("requests"))
     _add_sizes(parser.add_argument_group("sizes"))
     _add_cache(parser.add_argument_group("cache"))
-    _add_process(parser.add_argument_group("process"))
+    add_process(parser.add_argument_group("process"), "requests")
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -222,16 +214,6 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=0.0,
         help="seconds after which a request ends, finished or not; a body's deadline_s may be shorter; 0: never",
-    )
-
-
-def _add_process(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--drain-s", type=seconds, default=30.0, help="seconds that SIGTERM leaves to running requests")
-    group.add_argument("--ready-file", type=new_file, help="written as JSON once the node serves")
-    group.add_argument("--trace", type=new_file, help="append where the time of handoffs goes, as JSON lines")
-    group.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    group.add_argument(
-        "--log-format", choices=FORMATS, default="console", help="console: for people; json: an object a line"
     )
 
 

@@ -5,40 +5,17 @@ Torch takes seconds to import, so the node itself is imported by `run`, once the
 
 from __future__ import annotations
 
-import os
 import sys
 
 from muser_prefill.config import parser
 from muser_prefill.errors import PrefillError
-from muser_wire.cli import service
-from muser_wire.errors import WireError
-from muser_wire.home import muser_home
+from muser_wire.cli.node import run_node
 from muser_wire.settings.settings import Settings
-from muser_wire.settings.show import show
-
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    top = parser()
-    arguments = top.parse_args(argv)
-    try:
-        if arguments.command == "service":
-            return service.run(arguments)
-        flags = arguments.keys.given(top, argv)
-        settings = Settings(arguments.keys, flags, os.environ, muser_home(), arguments.config)
-        if arguments.print_config:
-            print(show(settings.read()), end="")
-            return 0
-        run(settings)
-    except (WireError, PrefillError) as error:
-        print(f"muser-prefill: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+    return run_node(parser(), argv, run, PrefillError)
 
 
 def run(settings: Settings) -> None:

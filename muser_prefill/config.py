@@ -7,14 +7,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from muser_wire.cli import service
+from muser_wire.cli.node import add_process, node_parser
 from muser_wire.errors import LocalProtocolError, NumericsMismatch
-from muser_wire.flags import new_file, port, seconds, whole
+from muser_wire.flags import port, whole
 from muser_wire.geometry import COMPUTE_ELEMENTS, ElementType
-from muser_wire.logs import FORMATS
 from muser_wire.numerics import Lane, check_element
 from muser_wire.schedule import DEFAULT_CHUNK_TOKENS, MAX_CHUNK_TOKENS
-from muser_wire.settings.keys import declare
 from muser_wire.transport import discovery
 from muser_wire.transport.grpc import DATA_THREADS
 
@@ -81,14 +79,7 @@ def rate(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command. Parsed, `keys` are the keys of the configuration."""
-    top = argparse.ArgumentParser(prog="muser-prefill", description="Muser's producer: prefills and streams KV")
-    commands = top.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve one model until SIGTERM")
-    add_arguments(serve)
-    keys = declare(serve, "prefill")
-    serve.set_defaults(keys=keys)
-    service.add_parser(commands, keys, from_arguments)
-    return top
+    return node_parser("prefill", "Muser's producer: prefills and streams KV", add_arguments, from_arguments)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser.add_argument_group("model"))
     _add_network(parser.add_argument_group("network"))
     _add_sizes(parser.add_argument_group("sizes"))
-    _add_process(parser.add_argument_group("process"))
+    add_process(parser.add_argument_group("process"), "handoffs")
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -148,16 +139,6 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         type=whole(0, MAX_CACHE_MB),
         default=DEFAULT_CACHE_MEMORY_MB,
         help="host memory for computed prompts, in MB (default: %(default)s); 0: none are kept",
-    )
-
-
-def _add_process(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--drain-s", type=seconds, default=30.0, help="seconds that SIGTERM leaves to running handoffs")
-    group.add_argument("--ready-file", type=new_file, help="written as JSON once the node serves")
-    group.add_argument("--trace", type=new_file, help="append where the time of handoffs goes, as JSON lines")
-    group.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    group.add_argument(
-        "--log-format", choices=FORMATS, default="console", help="console: for people; json: an object a line"
     )
 
 
