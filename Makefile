@@ -96,50 +96,33 @@ done; \
 if [ -z "$$python" ]; then echo "muser: Python 3.11 or newer is needed and none was found" >&2; exit 1; fi
 endef
 
-# MLX's Linux build links a BLAS without vector code; the decode node loads OpenBLAS before it where that is there.
-# Without it everything still works, slower, so nothing here is fatal.
-define install_blas
-if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; then :; \
+# $(call apt_install,test,package,what for,consequence): on Linux, unless the shell test says that it is there, installs a Debian
+# package, as root; elsewhere says what goes without it. Nothing here is fatal.
+define apt_install
+if [ "$$(uname -s)" != Linux ] || $(1) 2>/dev/null; then :; \
 elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    echo "muser: installing libopenblas0-pthread, which speeds up decoding on Linux"; \
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends libopenblas0-pthread; } >/dev/null \
-    || echo "muser: that failed; decoding works, slower. Later: apt-get install libopenblas0-pthread"; \
-else echo "muser: for faster decoding on Linux install OpenBLAS (Debian: libopenblas0-pthread)"; fi
-endef
-
-# The page is tested in a real browser, Debian's chromium. Without it those tests skip, and say so.
-define install_chromium
-if [ "$$(uname -s)" != Linux ] || command -v chromium >/dev/null; then :; \
-elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    echo "muser: installing chromium, in which the page is tested"; \
+    echo "muser: installing $(2), $(3)"; \
     { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 \
-        apt-get install -y -qq --no-install-recommends chromium; } >/dev/null \
-    || echo "muser: that failed; the tests of the page will skip"; \
-else echo "muser: the tests of the page skip without chromium (Debian: chromium)"; fi
+        apt-get install -y -qq --no-install-recommends $(2); } >/dev/null \
+    || echo "muser: that failed; $(4)"; \
+else echo "muser: without $(2), Debian's package, $(4)"; fi
 endef
 
-# The unit is checked by systemd's own tool, whether systemd runs here or not. Without it those tests skip, and say so.
-define install_systemd
-if [ "$$(uname -s)" != Linux ] || command -v systemd-analyze >/dev/null; then :; \
-elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    echo "muser: installing systemd, whose systemd-analyze checks the unit"; \
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends systemd; } >/dev/null \
-    || echo "muser: that failed; the tests of the unit will skip"; \
-else echo "muser: the tests of the unit skip without systemd-analyze (Debian: systemd)"; fi
-endef
+# MLX's Linux build links a BLAS without vector code; the decode node loads OpenBLAS before it where that is there.
+install_blas = $(call apt_install,$(PY) -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")',libopenblas0-pthread,which \
+    speeds up decoding on Linux,decoding works but is slower)
 
-# Mooncake's engine, a peer of the wire's benchmark, links it even where it uses TCP. Without it that peer is left out, by name.
-define install_ibverbs
-if [ "$$(uname -s)" != Linux ] || $(PY) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then :; \
-elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    echo "muser: installing libibverbs1, which one of the benchmark's peers links"; \
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends libibverbs1; } >/dev/null \
-    || echo "muser: that failed; the benchmark of the wire goes without Mooncake"; \
-else echo "muser: the benchmark of the wire goes without Mooncake (Debian: libibverbs1)"; fi
-endef
+# The page is tested in a real browser.
+install_chromium = $(call apt_install,command -v chromium >/dev/null,chromium,in which the page is tested,the tests of the \
+    page skip)
+
+# The unit is checked by systemd's own tool, whether systemd runs here or not.
+install_systemd = $(call apt_install,command -v systemd-analyze >/dev/null,systemd,whose systemd-analyze checks the unit,the \
+    tests of the unit skip)
+
+# Mooncake's engine, a peer of the wire's benchmark, links it even where it uses TCP.
+install_ibverbs = $(call apt_install,$(PY) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")',libibverbs1,which one of the \
+    benchmark's peers links,the benchmark of the wire goes without Mooncake)
 
 # A torch with CUDA has brought it. Elsewhere it is 200 MB, so it comes with the tests that need it, not with every setup.
 define install_triton
