@@ -26,12 +26,12 @@ from typing import Any
 from bench.decode import REQUIREMENTS, TEXT, write_folder
 from bench.driver import (
     PEERS_DIR,
-    PEERS_VENV,
     ROOT,
     BenchError,
     Goal,
     Peer,
     Samples,
+    add_run_arguments,
     judge,
     machine,
     peer_python,
@@ -81,10 +81,8 @@ class Options:
         parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
         parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant")
         parser.add_argument("--requests", type=int, default=2, help="requests of each client in a round")
-        parser.add_argument("--threads", type=int, default=2, help="BLAS threads of each contestant")
         parser.add_argument("--no-peers", action="store_true", help="only the engine, without servers")
-        parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
-        parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+        add_run_arguments(parser)
         args = parser.parse_args(argv)
         model = args.model or fetched_path("smollm2", muser_home())
         return cls(model, args.tokens, args.rounds, args.requests, args.threads, not args.no_peers, args.venv, args.out)

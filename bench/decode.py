@@ -19,11 +19,11 @@ from typing import Any
 import mlx.core as mx
 
 from bench.driver import (
-    PEERS_VENV,
     BenchError,
     Goal,
     Peer,
     Samples,
+    add_run_arguments,
     interleave,
     judge,
     machine,
@@ -97,10 +97,8 @@ class Options:
         parser.add_argument("--model", type=Path, help="GGUF file or folder; without it the fetched smollm2")
         parser.add_argument("--tokens", type=int, default=64, help="tokens decoded in a round")
         parser.add_argument("--rounds", type=int, default=7, help="measurements of each contestant")
-        parser.add_argument("--threads", type=int, default=2, help="BLAS threads of each contestant")
-        parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
-        parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
         parser.add_argument("--count", choices=sorted(COUNTED), help="count a step's operations and time nothing")
+        add_run_arguments(parser)
         args = parser.parse_args(argv)
         model = args.model or fetched_path("smollm2", muser_home())
         return cls(model, args.tokens, args.rounds, args.threads, args.venv, args.out, args.count)

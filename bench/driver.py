@@ -6,6 +6,7 @@ and a round holds one measurement of each.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -119,6 +120,13 @@ def peer_python(venv: Path, requirements: Sequence[str]) -> Path:
         raise PeerUnavailable(f"pip could not install {', '.join(requirements)}")
     stamp.touch()
     return python
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of every benchmark that measures against peers."""
+    parser.add_argument("--threads", type=int, default=2, help="threads of each contestant")
+    parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
+    parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
 
 
 @dataclass(frozen=True)

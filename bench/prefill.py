@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.driver import (
-    PEERS_VENV,
     BenchError,
     Goal,
     Peer,
     PeerUnavailable,
     Samples,
+    add_run_arguments,
     interleave,
     judge,
     machine,
@@ -75,10 +75,8 @@ class Options:
         parser.add_argument("--model", default="smollm2", help="a fetched model's name, a GGUF file or a folder")
         parser.add_argument("--tokens", default="128,512,2048", help="prompt lengths")
         parser.add_argument("--rounds", type=int, default=7, help="measurements of each contestant at each length")
-        parser.add_argument("--threads", type=int, default=2, help="threads of each contestant")
-        parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
         parser.add_argument("--no-llamacpp", action="store_true", help="leave llama.cpp out: it takes most of the time")
-        parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+        add_run_arguments(parser)
         args = parser.parse_args(argv)
         return cls(
             model=fetched_path(args.model, muser_home()),

@@ -19,12 +19,12 @@ import numpy as np
 
 from bench.decode import prompt as text_prompt
 from bench.driver import (
-    PEERS_VENV,
     BenchError,
     Goal,
     Peer,
     PeerUnavailable,
     Samples,
+    add_run_arguments,
     interleave,
     judge,
     machine,
@@ -66,10 +66,8 @@ class Options:
         parser.add_argument("--tokens", default="128,512,2048", help="prompt lengths; none: leave prefill out")
         parser.add_argument("--decoded", type=int, default=32, help="tokens decoded in a round; 0: leave decode out")
         parser.add_argument("--rounds", type=int, default=7, help="measurements of each contestant at each length")
-        parser.add_argument("--threads", type=int, default=2, help="threads of each contestant")
-        parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
         parser.add_argument("--no-llamacpp", action="store_true", help="leave llama.cpp out")
-        parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+        add_run_arguments(parser)
         args = parser.parse_args(argv)
         return cls(
             model=fetched_path(args.model, muser_home()),

@@ -22,7 +22,7 @@ from typing import Any
 from bench import conversations, servers
 from bench.conversations import CHUNK_TOKENS, COLD, QUESTIONS, USER_TOKENS, Document, Scenario, words
 from bench.decode import write_folder
-from bench.driver import PEERS_VENV, BenchError, Peer, PeerUnavailable, machine, peer_python, table, write_result
+from bench.driver import BenchError, Peer, PeerUnavailable, add_run_arguments, machine, peer_python, table, write_result
 from bench.llama_build import built_llama_server
 from muser_wire.errors import WireError
 from muser_wire.geometry import ElementType, Geometry
@@ -87,11 +87,9 @@ class Options:
         parser.add_argument("--system-tokens", type=int, default=2000, help="tokens that each chat begins with")
         parser.add_argument("--turns", type=int, default=10, help="turns of a chat")
         parser.add_argument("--reply-tokens", type=int, default=12, help="tokens of each reply")
-        parser.add_argument("--threads", type=int, default=2, help="BLAS threads of each contestant")
         parser.add_argument("--no-peers", action="store_true", help="only the product, cold and warm")
-        parser.add_argument("--venv", type=Path, default=PEERS_VENV, help="environment of the peers, made when missing")
         parser.add_argument("--llama-server", type=Path, help="its binary; without it one is compiled once")
-        parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
+        add_run_arguments(parser)
         args = parser.parse_args(argv)
         return cls(
             model=args.model or fetched_path("smollm2", muser_home()),

@@ -7,6 +7,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from lines import serve
+from llamacpp_model import opened
 
 
 class Contestant:
@@ -16,15 +17,7 @@ class Contestant:
 
     def load(self, model: str, context: int, threads: int) -> dict[str, Any]:
         """Load a GGUF file for prompts of up to `context` tokens."""
-        self.llama = llama_cpp.Llama(
-            model,
-            n_ctx=context,
-            n_batch=context,
-            n_threads=threads,
-            n_threads_batch=threads,
-            logits_all=True,
-            verbose=False,
-        )
+        self.llama = opened(model, context, threads, logits_all=True)
         return {"llama_cpp_python": llama_cpp.__version__}
 
     def logits(self, ids: list[int], out: str) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from lines import serve
-
-UBATCH_TOKENS = 512
-"""llama.cpp's own default; 128 was slower, and so was every size without flash attention."""
+from llamacpp_model import opened_fast
 
 
 class Contestant:
@@ -20,16 +18,7 @@ class Contestant:
 
     def load(self, model: str, context: int, threads: int) -> dict[str, Any]:
         """Load a GGUF file for prompts of up to `context` tokens, with flash attention."""
-        self.llama = llama_cpp.Llama(
-            model,
-            n_ctx=context,
-            n_batch=context,
-            n_ubatch=min(UBATCH_TOKENS, context),
-            n_threads=threads,
-            n_threads_batch=threads,
-            flash_attn=True,
-            verbose=False,
-        )
+        self.llama = opened_fast(model, context, threads)
         return {
             "llama_cpp_python": llama_cpp.__version__,
             "system": llama_cpp.llama_print_system_info().decode().strip(),

@@ -8,9 +8,7 @@ from typing import Any
 
 import llama_cpp
 from lines import serve
-
-UBATCH_TOKENS = 512
-"""llama.cpp's own default; 128 was slower, and so was every size without flash attention."""
+from llamacpp_model import opened_fast
 
 
 class Contestant:
@@ -21,17 +19,7 @@ class Contestant:
 
         `swa_full` False keeps of sliding layers what their window needs, as llama-server does, but no checkpoints.
         """
-        self._llama = llama_cpp.Llama(
-            model,
-            n_ctx=context,
-            n_batch=context,
-            n_ubatch=min(UBATCH_TOKENS, context),
-            n_threads=threads,
-            n_threads_batch=threads,
-            flash_attn=True,
-            swa_full=swa_full,
-            verbose=False,
-        )
+        self._llama = opened_fast(model, context, threads, swa_full=swa_full)
         self._evaluate = self._llama.eval
         return {"llama_cpp_python": llama_cpp.__version__}
 
