@@ -130,11 +130,6 @@ class Schedule:
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @cached_property
-    def max_chunk_nbytes(self) -> int:
-        """The largest chunk's payload, in bytes: what a staging slot must hold."""
-        return max(chunk.nbytes for chunk in self.chunks)
-
-    @cached_property
     def digest(self) -> Digest:
         """The identity of this schedule: of its inputs and of every slice derived from them [4.5]."""
         request = self.request

@@ -60,11 +60,6 @@ class Kitchen:
         self._grammars = Grammars(tokenizer, self.stop_ids)
         self.spelling = Spelling(tokenizer, tokenizer.special_ids)
 
-    @property
-    def format_name(self) -> str:
-        """The message format's name."""
-        return self._format.name
-
     def conversation(self, asked: Asked, prefix: str) -> Prepared:
         """Return the generations that a conversation asks for. Touches no event loop.
 
