@@ -14,44 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stream_faults import die, end, flip
 
 from muser_decode.client import ProducerState
 from muser_decode.engine.request import Route
-from muser_wire.errors import TransportError
 from muser_wire.model.tiny import write_tiny, write_tiny_llama
 
 FRAMES = 1 + 4 + 1
 """A legal handoff of the prompt: begin, one segment for each of the four chunks, seal."""
-
-
-def flip(place: int, byte: int) -> Any:
-    def fault(frames: Iterator[bytes]) -> Iterator[bytes]:
-        for index, frame in enumerate(frames):
-            altered = bytearray(frame)
-            altered[byte] ^= index == place
-            yield bytes(altered)
-
-    return fault
-
-
-def end(place: int) -> Any:
-    def fault(frames: Iterator[bytes]) -> Iterator[bytes]:
-        for index, frame in enumerate(frames):
-            if index == place:
-                return
-            yield frame
-
-    return fault
-
-
-def die(place: int) -> Any:
-    def fault(frames: Iterator[bytes]) -> Iterator[bytes]:
-        for index, frame in enumerate(frames):
-            if index == place:
-                raise TransportError("unavailable: Socket closed")
-            yield frame
-
-    return fault
 
 
 def test_a_remote_answer_equals_a_local_one(pair: Any, local_answer: Any) -> None:

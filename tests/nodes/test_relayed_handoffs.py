@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from stream_faults import die, flip
 
 from muser_decode.client import ProducerClient, ProducerState
 from muser_decode.decoder import MlxDecoder
@@ -17,7 +18,6 @@ from muser_decode.engine.loop import Engine
 from muser_decode.engine.request import GenerationRequest, Route
 from muser_decode.keeping import CacheSizes, open_keeper
 from muser_decode.node import DecodeNode
-from muser_wire.errors import TransportError
 from muser_wire.geometry import ElementType
 from muser_wire.model.checkpoint import open_checkpoint
 from muser_wire.model.tiny import write_tiny
@@ -29,24 +29,8 @@ PROMPT = tuple(5 + (index * 37) % 90 for index in range(300))
 TOKENS = len(PROMPT) - 1
 
 
-def die(place: int) -> Any:
-    def fault(frames: Iterator[bytes]) -> Iterator[bytes]:
-        for index, frame in enumerate(frames):
-            if index == place:
-                raise TransportError("unavailable: Socket closed")
-            yield frame
-
-    return fault
-
-
-def flip(place: int) -> Any:
-    def fault(frames: Iterator[bytes]) -> Iterator[bytes]:
-        for index, frame in enumerate(frames):
-            altered = bytearray(frame)
-            altered[-1] ^= index == place
-            yield bytes(altered)
-
-    return fault
+def flip_last(place: int) -> Any:
+    return flip(place, -1)
 
 
 @pytest.fixture(params=["llama", "gemma3", "muse_glimmer"])
@@ -63,7 +47,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, started: Any) -> Any:
     return pair, client
 
 
-@pytest.mark.parametrize("fault", [die, flip])
+@pytest.mark.parametrize("fault", [die, flip_last])
 def test_the_answer_is_the_local_one_wherever_the_first_handoff_breaks(both: Any, fault: Any) -> None:
     pair, second = both
     first = pair.client

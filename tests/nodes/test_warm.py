@@ -1,4 +1,7 @@
-"""Warm equals cold: greedy tokens and planes, at every place where a prompt can go on from what is held."""
+"""Warm equals cold: greedy tokens and planes, at every place where a prompt can go on from what is held.
+
+Over 400 lines: one property, with all the places that it must hold at.
+"""
 
 from __future__ import annotations
 

@@ -207,6 +207,13 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(seen: Any, backend: LocalBacken
         assert page.evaluate("Object.values(localStorage).concat(document.cookie).join('')") == ""
 
 
+def posted(page: Page) -> list[Any]:
+    """The bodies that the page sends from now on."""
+    bodies: list[Any] = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    return bodies
+
+
 class Steps:
     """Lets so many decode steps pass, and holds the others until they are freed."""
 
@@ -230,8 +237,7 @@ def test_stopping_cancels_the_answer_and_the_chat_goes_on(
 ) -> None:
     steps = Steps(monkeypatch, 12)
     page: Page = seen.page
-    bodies: list[Any] = []
-    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    bodies = posted(page)
     with served(backend) as url:
         page.goto(url)
         expect(page.locator("#model")).to_have_text("tiny")
@@ -260,8 +266,7 @@ def test_a_new_chat_knows_nothing_of_the_answer_that_it_stopped(
 ) -> None:
     steps = Steps(monkeypatch, 12)
     page: Page = seen.page
-    bodies: list[Any] = []
-    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    bodies = posted(page)
     with served(backend) as url:
         page.goto(url)
         expect(page.locator("#model")).to_have_text("tiny")
@@ -278,8 +283,7 @@ def test_a_new_chat_knows_nothing_of_the_answer_that_it_stopped(
 
 def test_a_refusal_is_shown_and_the_chat_goes_on(seen: Any, backend: LocalBackend, tmp_path: Path) -> None:
     page: Page = seen.page
-    bodies: list[Any] = []
-    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    bodies = posted(page)
     with served(backend) as url:
         page.goto(url)
         expect(page.locator("#model")).to_have_text("tiny")
