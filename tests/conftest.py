@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -63,6 +64,12 @@ def has_metal() -> bool:
     import mlx.core as mx
 
     return mx.metal.is_available()
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C reach the nodes that tests start: a shell that runs the tests in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
