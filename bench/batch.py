@@ -231,10 +231,15 @@ def load(server: Server, texts: Sequence[str], options: Options) -> tuple[list[i
 def start_ours(options: Options, folder: Path, stack: ExitStack) -> Server:
     """Start the node, without a cache of prompts: every request is computed whole."""
     ready = folder / "ready.json"
-    command = [sys.executable, "-m", "muser_decode", "serve", "--model", str(options.model.absolute()), "--port", "0"]
-    command += ["--dtype", "f32", "--kv", "f16", "--cache-memory-mb", "0", "--ready-file", str(ready)]
+    command = [sys.executable, "-m", "muser_decode", *node_arguments(options.model, ready)]
     launch(command, options, folder / "ours.log", stack, ready.exists)
     return Server(OURS, int(json.loads(ready.read_text())["port"]), {"ignore_eos": True})
+
+
+def node_arguments(model: Path, ready: Path) -> list[str]:
+    """Return the arguments of a node in f32 on a free port that keeps nothing of a request for others."""
+    arguments = ["serve", "--model", str(model.absolute()), "--port", "0", "--ready-file", str(ready)]
+    return [*arguments, "--dtype", "f32", "--kv", "f16", "--cache-memory-mb", "0"]
 
 
 def start_mlx_lm(options: Options, folder: Path, stack: ExitStack) -> Server:

@@ -1,7 +1,8 @@
 """What HTTP and scheduling cost: a node's streamed answer, seen by its client, against the engine's batch alone.
 
-`python -m bench.http --help` lists the options. The same weights in f32, the same prompt, BLAS and threads, rounds
-that interleave, one client. The result is refused when the tokens differ.
+`python -m bench.http --help` lists the options. Both take the same weights in f32, in one process, since two processes
+with the same weights differ by more than is measured here; the client is another process, as it is in life. The same
+prompt, BLAS and threads, many short rounds that interleave. The result is refused when the tokens differ.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.batch import Options as NodeOptions
-from bench.batch import prompts, start_ours
+from bench.batch import node_arguments, prompts
 from bench.driver import BenchError, Goal, Peer, Samples, judge, machine, table, write_result
 from muser_wire.errors import WireError
 from muser_wire.home import muser_home
@@ -92,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = argparse.ArgumentParser(prog="bench.http", description=__doc__)
     parser.add_argument("--model", type=Path, help="GGUF file of a llama model; without it the fetched smollm2")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=25, help="measurements of each")
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads: the rest of the machine is the client's")
     parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
     args = parser.parse_args(argv)
@@ -128,34 +128,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace, stack: ExitStack) -> tuple[Samples, Samples]:
-    """Return the seconds to the first token and after it, of both, in turn.
+    """Return the seconds to the first token and after it, of both, in turn. A first round does not count.
 
     Raises:
         BenchError: the answers differ.
     """
     model = args.model or fetched_path("smollm2", muser_home())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    options = NodeOptions(model, args.tokens, args.rounds, 1, args.threads, False, Path(), None)
-    client = Client(start_ours(options, folder, stack).port)
-    engine = Peer(ENGINE, "ours_decode.py", Path(sys.executable), args.threads)
-    stack.callback(engine.close)
-    engine.call("load", model=str(model.absolute()))
+    ready = folder / "ready.json"
+    node = Peer("node", "ours_node.py", Path(sys.executable), args.threads)
+    stack.callback(node.close)
+    node.call("start", arguments=node_arguments(model, ready), ready=str(ready))
+    client = Client(json.loads(ready.read_text())["port"])
     (ids,) = prompts(model, 1)
     tokenizer = load_tokenizer(model)
     text = tokenizer.decode(ids)
-    first: dict[str, list[float]] = {ENGINE: [], CLIENT: []}
-    rest: dict[str, list[float]] = {ENGINE: [], CLIENT: []}
-    for counted in (False, *[True] * args.rounds):
-        told = engine.call("decode", ids=ids, tokens=args.tokens)
-        seen = client.ask(text, args.tokens)
-        if tokenizer.decode(told["tokens"]) != seen.text:
+
+    def engine() -> Answer:
+        told = node.call("decode", ids=ids, tokens=args.tokens)
+        return Answer(tokenizer.decode(told["tokens"]), told["prefill_s"], told["seconds"])
+
+    ways: dict[str, Callable[[], Answer]] = {ENGINE: engine, CLIENT: lambda: client.ask(text, args.tokens)}
+    rounds: list[dict[str, Answer]] = []
+    for index in range(args.rounds + 1):
+        # Who comes second finds the machine busier, or awake: each does in every other round.
+        order = list(ways) if index % 2 else list(reversed(ways))
+        rounds.append({name: ways[name]() for name in order})
+        if len({answer.text for answer in rounds[-1].values()}) > 1:
             raise BenchError("the node's answer is not the engine's")
-        if counted:
-            first[ENGINE].append(told["prefill_s"])
-            rest[ENGINE].append(told["seconds"])
-            first[CLIENT].append(seen.first_s)
-            rest[CLIENT].append(seen.rest_s)
-    return tuple(Samples({name: tuple(values) for name, values in each.items()}) for each in (first, rest))
+    counted = rounds[1:]
+    first = Samples({name: tuple(each[name].first_s for each in counted) for name in ways})
+    rest = Samples({name: tuple(each[name].rest_s for each in counted) for name in ways})
+    return first, rest
 
 
 if __name__ == "__main__":

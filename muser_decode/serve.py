@@ -45,7 +45,7 @@ from muser_wire.trace import configure_trace
 from muser_wire.transport.grpc import LOOPBACK_HOSTS, GrpcChannel
 from muser_wire.transport.malloc import raise_malloc_thresholds
 from muser_wire.transport.ports import port_taken
-from muser_wire.upkeep import Upkeep, set_log_level
+from muser_wire.upkeep import LOOK_S, Upkeep, set_log_level
 
 ALIAS = "muser"
 """The name under which a client reaches whatever model is served."""
@@ -53,8 +53,8 @@ ALIAS = "muser"
 MEGABYTE = 1_000_000
 BACKLOG = 128
 KEEP_ALIVE_S = 30
-LOOK_S = 0.02
-"""How often the main thread looks whether the server has started or ended, in seconds."""
+START_LOOK_S = 0.02
+"""How often the main thread looks whether the server has started, in seconds; after that it leaves others in peace."""
 
 GRACE_S = 2.0
 """What uvicorn may take beyond the drain to close what is left, in seconds."""
@@ -302,11 +302,11 @@ def run_http(http: HttpServer, upkeep: Upkeep, stop: threading.Event) -> None:
     # On a thread that is not the main one uvicorn leaves signals alone, so that a drained node exits with 0.
     thread = threading.Thread(target=server.run, args=([http.listener],), name="http", daemon=True)
     thread.start()
-    announced = False
-    while thread.is_alive() and not stop.wait(LOOK_S):
+    announced, pause_s = False, START_LOOK_S
+    while thread.is_alive() and not stop.wait(pause_s):
         upkeep.look()
         if server.started and not announced:
-            announced = True
+            announced, pause_s = True, LOOK_S
             http.announce()
     if not stop.is_set():
         raise HttpServerFailed("the HTTP server ended by itself; its log says why")
