@@ -139,6 +139,10 @@ class Samples:
         """Return a contestant's median."""
         return statistics.median(self.by_name[name])
 
+    def least(self, name: str) -> float:
+        """Return a contestant's least measurement: of times, the one that others on the machine disturbed least."""
+        return min(self.by_name[name])
+
     def ratio(self, name: str, reference: str) -> float:
         """Return the median over the rounds of `name` divided by `reference` in the same round."""
         pairs = zip(self.by_name[name], self.by_name[reference], strict=True)

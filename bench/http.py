@@ -2,7 +2,9 @@
 
 `python -m bench.http --help` lists the options. Both take the same weights in f32, in one process, since two processes
 with the same weights differ by more than is measured here; the client is another process, as it is in life. The same
-prompt, BLAS and threads, many short rounds that interleave. The result is refused when the tokens differ.
+short prompt, BLAS and threads. On a shared machine the same step takes half as long again a second later, so there are
+many short rounds, and the goals compare the fastest of each; medians are printed too. The result is refused when the
+tokens differ.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ MOST_A_TOKEN = 1.05
 MOST_TO_FIRST = 1.2
 """How many times the engine's own time the first token of a short prompt may take at the client."""
 
+PROMPT_TOKENS = 16
 ANSWER_S = 300.0
 
 
@@ -92,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = argparse.ArgumentParser(prog="bench.http", description=__doc__)
     parser.add_argument("--model", type=Path, help="GGUF file of a llama model; without it the fetched smollm2")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=25, help="measurements of each")
+    parser.add_argument("--tokens", type=int, default=12, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=40, help="measurements of each")
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads: the rest of the machine is the client's")
     parser.add_argument("--out", type=Path, help="write the samples here, as JSON")
     args = parser.parse_args(argv)
@@ -104,27 +107,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BenchError, WireError) as error:
         print(f"bench.http: {error}", file=sys.stderr)
         return 1
+    steps = args.tokens - 1
     rows = [
-        [name, f"{first.median(name) * 1e3:.1f}", f"{rest.median(name) * 1e3 / (args.tokens - 1):.2f}"]
+        [name, *(f"{1e3 * value(name):.1f}" for value in (first.least, first.median))]
+        + [f"{1e3 * value(name) / steps:.2f}" for value in (rest.least, rest.median)]
         for name in (ENGINE, CLIENT)
     ]
-    print(table(["", "ms to the first token", "ms a token after it"], rows))
+    print(table(["", "ms to the first token", "median", "ms a token after it", "median"], rows))
     if args.out is not None:
         write_result(args.out, host, unit="seconds", threads=args.threads, first=first, rest=rest)
-    return judge(
-        [
-            Goal(
-                f"engine's time a token, of the client's; 1/{MOST_A_TOKEN}",
-                1 / MOST_A_TOKEN,
-                rest.ratio(ENGINE, CLIENT),
-            ),
-            Goal(
-                f"engine's time to the first, of the client's; 1/{MOST_TO_FIRST}",
-                1 / MOST_TO_FIRST,
-                first.ratio(ENGINE, CLIENT),
-            ),
-        ]
-    )
+    return judge([goal("a token", MOST_A_TOKEN, rest), goal("to the first token", MOST_TO_FIRST, first)])
+
+
+def goal(what: str, most: float, samples: Samples) -> Goal:
+    """Return that the client's time is at most so many times the engine's."""
+    share = samples.least(ENGINE) / samples.least(CLIENT)
+    return Goal(f"engine's time {what}, of the client's; 1/{most}", 1 / most, share)
 
 
 def measure(args: argparse.Namespace, stack: ExitStack) -> tuple[Samples, Samples]:
@@ -140,7 +138,7 @@ def measure(args: argparse.Namespace, stack: ExitStack) -> tuple[Samples, Sample
     stack.callback(node.close)
     node.call("start", arguments=node_arguments(model, ready), ready=str(ready))
     client = Client(json.loads(ready.read_text())["port"])
-    (ids,) = prompts(model, 1)
+    ids = prompts(model, 1)[0][:PROMPT_TOKENS]
     tokenizer = load_tokenizer(model)
     text = tokenizer.decode(ids)
 

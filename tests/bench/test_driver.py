@@ -74,6 +74,7 @@ def test_a_ratio_is_formed_inside_each_round() -> None:
     samples = Samples({"ours": (1.0, 2.0, 20.0), "theirs": (2.0, 7.0, 40.0)})
     assert samples.ratio("theirs", "ours") == 2.0
     assert samples.median("theirs") == 7.0
+    assert samples.least("ours") == 1.0
 
 
 def test_a_table_lines_up() -> None:

@@ -45,6 +45,12 @@ def test_a_node_that_stops_early_is_no_measurement(
         client.ask("Once upon a time", 64)
 
 
+def test_the_goals_compare_the_rounds_that_nobody_disturbed() -> None:
+    samples = Samples({http.ENGINE: (1.0, 4.0, 4.0), http.CLIENT: (3.0, 1.25, 3.0)})
+    goal = http.goal("a token", 1.25, samples)
+    assert (goal.least, goal.measured, goal.met) == (0.8, 0.8, True)
+
+
 @pytest.mark.slow
 def test_the_engine_and_its_client_are_measured_over_the_same_answer(smollm2: Path) -> None:
     args = argparse.Namespace(model=smollm2, tokens=4, rounds=2, threads=1)
