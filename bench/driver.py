@@ -100,6 +100,27 @@ def thread_limits(threads: int) -> dict[str, str]:
     return dict.fromkeys(names, str(threads))
 
 
+def compiling(environment: Mapping[str, str], flags: str) -> dict[str, str]:
+    """Return an environment for compiling peers on a processor with these `flags`, as /proc/cpuinfo lists them.
+
+    GCC's header says of `ldtilecfg` that it reads 8 bytes, so the rest of llama.cpp's tile configuration is dead stores
+    to the optimiser, and its first AMX instruction is illegal (ggml-org/llama.cpp, pull request 26954).
+    """
+    if "amx_tile" not in flags.split():
+        return dict(environment)
+    kept = f"{environment.get('CXXFLAGS', '')} -fno-tree-dse -fno-dse"
+    return {**environment, "CXXFLAGS": kept.strip()}
+
+
+def processor() -> str:
+    """Return the processor's flags as Linux lists them; nothing elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2] for line in text.splitlines() if line.startswith("flags")), "")
+
+
 def peer_python(venv: Path, requirements: Sequence[str]) -> Path:
     """Return the Python of the peers' environment with `requirements` in it; installs what is missing.
 
@@ -116,7 +137,8 @@ def peer_python(venv: Path, requirements: Sequence[str]) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
     # Some peers have no wheel and are compiled: that takes minutes, once.
-    if subprocess.run([*pip, *requirements], check=False, stdout=sys.stderr).returncode:
+    done = subprocess.run([*pip, *requirements], check=False, stdout=sys.stderr, env=compiling(os.environ, processor()))
+    if done.returncode:
         raise PeerUnavailable(f"pip could not install {', '.join(requirements)}")
     stamp.touch()
     return python

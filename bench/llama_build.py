@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from bench.driver import CONSTRAINTS, PeerUnavailable, peer_python
+from bench.driver import CONSTRAINTS, PeerUnavailable, compiling, peer_python, processor
 
 TOOLS = ("cmake>=3.28,<5", "ninja")
 OPTIONS = {
@@ -58,5 +59,5 @@ def built_llama_server(venv: Path, release: str) -> Path:
 
 
 def _run(*command: str) -> None:
-    if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+    if subprocess.run(command, check=False, stdout=sys.stderr, env=compiling(os.environ, processor())).returncode:
         raise PeerUnavailable(f"{command[0]} failed, see above")

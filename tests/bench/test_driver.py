@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.driver import PEERS_DIR, BenchError, Peer, Samples, interleave, machine, table, write_result
+from bench.driver import PEERS_DIR, BenchError, Peer, Samples, compiling, interleave, machine, table, write_result
 
 SCRIPT = f"""
 import os, sys
@@ -75,6 +75,12 @@ def test_a_ratio_is_formed_inside_each_round() -> None:
     assert samples.ratio("theirs", "ours") == 2.0
     assert samples.median("theirs") == 7.0
     assert samples.least("ours") == 1.0
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, ""), ({"CXXFLAGS": "-O2"}, "-O2 ")])
+def test_peers_are_compiled_without_dead_stores_where_there_is_amx(given: dict[str, str], kept: str) -> None:
+    assert compiling(given, "fpu amx_tile avx2") == {"CXXFLAGS": f"{kept}-fno-tree-dse -fno-dse"}
+    assert compiling(given, "fpu avx2") == given
 
 
 def test_a_table_lines_up() -> None:
