@@ -22,7 +22,7 @@ DEFAULT_PRODUCER_PORT = 4950
 MAX_THREADS = 1024
 MAX_QUEUE = 1000
 MAX_BATCH = 64
-"""So many rows of a step are each what they are alone; see `muser_decode.linear.STEP_ROWS`."""
+"""So many rows of a step are each what they are alone; see `muser_decode.alike.FEW_ROWS`."""
 
 MAX_CACHE_MB = 1_000_000_000
 

@@ -21,6 +21,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 import numpy as np
 
+from muser_decode.alike import FEW_ROWS, alike
 from muser_decode.errors import ModelNotSupported
 from muser_decode.numerics import name_of, on_gpu
 from muser_wire.model.blockscaled import BlockScaledWeight
@@ -29,12 +30,6 @@ from muser_wire.model.encodings import AffineWeight
 
 TILE = 64
 """Output columns of a tile. 32 is as fast, 96 and more lose (measured with OpenBLAS 0.3.21, AVX-512)."""
-
-DIRECT_PRODUCTS = 1_000_000
-"""OpenBLAS's direct kernel takes over where rows * columns * TILE are more. The other one adds in another order."""
-
-STEP_ROWS = 64
-"""So many rows may be steps of different requests, whose results must not depend on one another."""
 
 BLOCK_NBYTES = 16 << 20
 """How much of a matrix is float32 at a time while it is loaded or packed."""
@@ -81,27 +76,29 @@ class Rows(Linear):
 class Tiles(Linear):
     """A dense matrix `[out, in]` cut into tiles `[out / 64, in, 64]`; the last one is padded with zeros.
 
-    Up to STEP_ROWS rows are each what they would be alone, bit for bit.
+    Up to FEW_ROWS rows are each what they would be alone, bit for bit. Of more rows each depends at most on its place
+    among FEW_ROWS; see `muser_decode.alike`.
     """
 
     def __init__(self, tiles: mx.array, out: int) -> None:
         self._tiles, self._out = tiles, out
-        self._direct_rows = max(1, DIRECT_PRODUCTS // (TILE * tiles.shape[1]))
+        self._alike = alike(tiles.shape[1], TILE, tiles.dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return `x @ W.T`."""
         rows = x.shape[0]
-        if self._direct_rows < rows <= STEP_ROWS:
-            y = self._in_groups(x)
+        if self._alike.few < rows <= FEW_ROWS:
+            groups = -(-rows // self._alike.few)
+            y = self._in_groups(x, groups, -(-rows // groups))
+        elif rows > FEW_ROWS and not self._alike.many:
+            y = self._in_groups(x, -(-rows // FEW_ROWS), FEW_ROWS)
         else:
             y = (x[None] @ self._tiles).transpose(1, 0, 2).reshape(rows, -1)
         return y if y.shape[1] == self._out else y[:, : self._out]
 
-    def _in_groups(self, x: mx.array) -> mx.array:
-        """Return the products of a few rows at a time, by the kernel that a single row takes."""
+    def _in_groups(self, x: mx.array, groups: int, each: int) -> mx.array:
+        """Return the products of `each` rows at a time, the last ones with zeros after them."""
         rows = x.shape[0]
-        groups = -(-rows // self._direct_rows)
-        each = -(-rows // groups)
         padded = mx.pad(x, [(0, groups * each - rows), (0, 0)]).reshape(1, groups, each, -1)
         y = (padded @ self._tiles[:, None]).transpose(1, 2, 0, 3)
         return y.reshape(groups * each, -1)[:rows]

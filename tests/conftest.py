@@ -12,6 +12,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from muser_decode.blas import load_blas
+
+# Before any test imports mlx, so that all of them multiply with what a node multiplies with.
+load_blas()
+
 # A gate must give the same verdict twice; examples are derived from the test, and time is pytest-timeout's business.
 hypothesis.settings.register_profile("gate", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=20_000)

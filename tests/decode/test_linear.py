@@ -7,16 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from muser_decode.blas import load_blas
-
-load_blas()
-
-from muser_decode import linear  # noqa: E402 - after the BLAS that it is to use
-from muser_decode.errors import ModelNotSupported  # noqa: E402
-from muser_decode.linear import BlockScaled, Joined, Linear, Packed, Rows, Tiles, dense, pack, packed  # noqa: E402
-from muser_wire.model.blockscaled import MODES, BlockScaledWeight  # noqa: E402
-from muser_wire.model.encodings import AffineWeight  # noqa: E402
-from muser_wire.numerics import budget  # noqa: E402
+from muser_decode import linear
+from muser_decode.errors import ModelNotSupported
+from muser_decode.linear import BlockScaled, Joined, Linear, Packed, Rows, Tiles, dense, pack, packed
+from muser_wire.model.blockscaled import MODES, BlockScaledWeight
+from muser_wire.model.encodings import AffineWeight
+from muser_wire.numerics import budget
 
 IN = 96
 

@@ -6,21 +6,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from muser_decode.blas import load_blas
-
-load_blas()
-
-from muser_decode import attention, linear, pointwise  # noqa: E402 - after the BLAS that they are to use
-from muser_decode.attention import RopeKernel, RopeTable  # noqa: E402
-from muser_decode.decoder import MlxDecoder  # noqa: E402
-from muser_decode.engine.cache import KVCache  # noqa: E402
-from muser_decode.errors import CacheError  # noqa: E402
-from muser_decode.runs import ChunkRun, StepRun  # noqa: E402
-from muser_wire.geometry import ElementType  # noqa: E402
-from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
-from muser_wire.model.spec import RopeSpec  # noqa: E402
-from muser_wire.model.tiny import write_tiny  # noqa: E402
-from muser_wire.numerics import budget  # noqa: E402
+from muser_decode import attention, linear, pointwise
+from muser_decode.attention import RopeKernel, RopeTable
+from muser_decode.decoder import MlxDecoder
+from muser_decode.engine.cache import KVCache
+from muser_decode.errors import CacheError
+from muser_decode.runs import ChunkRun, StepRun
+from muser_wire.geometry import ElementType
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.spec import RopeSpec
+from muser_wire.model.tiny import write_tiny
+from muser_wire.numerics import budget
 
 LENGTHS = (1, 30, 7, 64)
 RNG = np.random.default_rng(5)

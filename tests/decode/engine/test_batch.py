@@ -7,20 +7,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from muser_decode.blas import load_blas
-
-load_blas()
-
-from muser_decode.decoder import MlxDecoder  # noqa: E402 - after the BLAS that it is to use
-from muser_decode.engine.batch import Batch  # noqa: E402
-from muser_decode.engine.cache import KVCache  # noqa: E402
-from muser_decode.engine.decoding import Decoding  # noqa: E402
-from muser_decode.engine.request import Likelihood, SamplingParams, TokenConstraint  # noqa: E402
-from muser_decode.engine.sampling import Sampler  # noqa: E402
-from muser_wire.geometry import ElementType  # noqa: E402
-from muser_wire.model.checkpoint import open_checkpoint  # noqa: E402
-from muser_wire.model.tiny import write_tiny  # noqa: E402
-from muser_wire.model.tokenizer import load_tokenizer  # noqa: E402
+from muser_decode.decoder import MlxDecoder
+from muser_decode.engine.batch import Batch
+from muser_decode.engine.cache import KVCache
+from muser_decode.engine.decoding import Decoding
+from muser_decode.engine.request import Likelihood, SamplingParams, TokenConstraint
+from muser_decode.engine.sampling import Sampler
+from muser_wire.geometry import ElementType
+from muser_wire.model.checkpoint import open_checkpoint
+from muser_wire.model.tiny import write_tiny
+from muser_wire.model.tokenizer import load_tokenizer
 
 WINDOW = 24
 NEW = 40
