@@ -53,7 +53,9 @@ def create_app(
     for operation in OPERATIONS:
         # A model's name may hold slashes.
         path = operation.path.replace("{model}", "{model:path}")
-        app.add_api_route(path, served[operation.name], methods=[operation.method], response_model=None)
+        # Whoever may read something may ask for its headers alone; the server leaves the body out.
+        methods = ["GET", "HEAD"] if operation.method == "GET" else [operation.method]
+        app.add_api_route(path, served[operation.name], methods=methods, response_model=None)
     return app
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muser_decode.api.backend import Cancellable
-from muser_decode.engine.loop import Engine
+from muser_decode.engine.loop import Engine, Submission
 from muser_decode.engine.request import Event, EventSink, Failed, Finished, GenerationRequest, Route, RouteReport
 from muser_decode.errors import DecodeError
 from muser_decode.explaining import explain_held
@@ -108,8 +108,24 @@ class DecodeNode:
         """See `ChatBackend`."""
         return self._model.created
 
+    @property
+    def places(self) -> int:
+        """See `ChatBackend`."""
+        return self._engine.places
+
     def submit(self, request: GenerationRequest, sink: EventSink) -> Cancellable:
-        """Choose the way and start; see `ChatBackend`."""
+        """Start one generation; see `submit_all`."""
+        return self.submit_all([(request, sink)])[0]
+
+    def submit_all(self, parts: Sequence[tuple[GenerationRequest, EventSink]]) -> Sequence[Cancellable]:
+        """Choose each one's way and start them; see `ChatBackend`."""
+        try:
+            return self._engine.submit_all([self._submission(request, sink) for request, sink in parts])
+        except DecodeError as error:
+            self._observer.refused(error.code)
+            raise
+
+    def _submission(self, request: GenerationRequest, sink: EventSink) -> Submission:
         journey = _Journey(self._producers, request)
 
         def watched(event: Event) -> None:
@@ -121,17 +137,12 @@ class DecodeNode:
                 self._observer.ended(journey.route, event)
             sink(event)
 
-        try:
-            if self._keeper is not None and len(request.prompt_ids) > MIN_HELD_TOKENS:
-                source = HeldSource(self._keeper, request.prompt_ids, journey.rest)
-                return self._engine.submit(request, watched, source)
-            rest = journey.rest(0)
-            if isinstance(rest, str):
-                return self._engine.submit(request, watched, None, rest)
-            return self._engine.submit(request, watched, rest)
-        except DecodeError as error:
-            self._observer.refused(error.code)
-            raise
+        if self._keeper is not None and len(request.prompt_ids) > MIN_HELD_TOKENS:
+            return Submission(request, watched, HeldSource(self._keeper, request.prompt_ids, journey.rest))
+        rest = journey.rest(0)
+        if isinstance(rest, str):
+            return Submission(request, watched, None, rest)
+        return Submission(request, watched, rest)
 
     def ready(self) -> tuple[bool, str]:
         """See `ChatBackend`; a missing producer does not make this node unready."""

@@ -21,7 +21,7 @@ import uvicorn  # noqa: E402
 from muser_decode.app import create_app  # noqa: E402
 from muser_decode.decoder import MlxDecoder  # noqa: E402
 from muser_decode.engine.generation import Generation  # noqa: E402
-from muser_decode.engine.loop import Engine  # noqa: E402
+from muser_decode.engine.loop import Engine, Submission  # noqa: E402
 from muser_decode.engine.request import EventSink, GenerationRequest  # noqa: E402
 from muser_decode.explaining import explain_held  # noqa: E402
 from muser_wire.geometry import ElementType  # noqa: E402
@@ -42,8 +42,12 @@ class LocalBackend:
     aliases: frozenset[str] = frozenset()
     created: int = 1
 
-    def submit(self, request: GenerationRequest, sink: EventSink) -> Generation:
-        return self.engine.submit(request, sink, None, "no producer")
+    @property
+    def places(self) -> int:
+        return self.engine.places
+
+    def submit_all(self, parts: Sequence[tuple[GenerationRequest, EventSink]]) -> list[Generation]:
+        return self.engine.submit_all([Submission(request, sink, None, "no producer") for request, sink in parts])
 
     def ready(self) -> tuple[bool, str]:
         return self.engine.healthy(), "engine"

@@ -39,15 +39,19 @@ class ChatBackend(Protocol):
     def created(self) -> int:
         """When the model was loaded, in seconds since 1970."""
 
-    def submit(self, request: GenerationRequest, sink: EventSink) -> Cancellable:
-        """Start a generation. `sink` is called on another thread, perhaps before this returns.
+    @property
+    def places(self) -> int:
+        """Generations that run or wait at most: more of them together are never taken."""
+
+    def submit_all(self, parts: Sequence[tuple[GenerationRequest, EventSink]]) -> Sequence[Cancellable]:
+        """Start all of several generations, or none. A sink is called on another thread, perhaps before this returns.
 
         Every generation ends with one `Finished` or `Failed`, a cancelled one too.
 
         Raises:
-            EngineBusy: the queue is full.
+            EngineBusy: the queue has no place for all of them.
             EngineStopped: the node is stopping.
-            RequestInvalid: the request cannot be run.
+            RequestInvalid: a request cannot be run.
         """
 
     def ready(self) -> tuple[bool, str]:

@@ -18,7 +18,7 @@ from muser_decode.api.errors import ApiError, invalid
 from muser_decode.api.fields import Fields, wrong_type
 from muser_decode.api.limits import MAX_CHOICES, MAX_LOGPROBS
 from muser_decode.api.logprobs import Spelling
-from muser_decode.api.parameters import HARMLESS, Parameters, read_parameters, refuse_unsupported, with_logprobs
+from muser_decode.api.parameters import LENGTHS, Parameters, read_parameters, refuse_unsupported, with_logprobs
 from muser_decode.api.preparing import Kitchen, Prepared
 from muser_decode.api.run import Run
 from muser_decode.api.schemas import read_model, stream_options
@@ -29,12 +29,8 @@ from muser_decode.formats.conversation import Content, Delta
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this endpoint."""
 
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    **HARMLESS,
-    "echo": (False,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-}
+READ = LENGTHS | {"prompt", "add_special_tokens"}
+"""What of the known fields a completion reads."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def read_completion_request(body: dict[str, object]) -> CompletionRequest:
         ApiError: 400.
     """
     fields = Fields(body)
-    refuse_unsupported(body, UNSUPPORTED)
+    refuse_unsupported(body, READ)
     stream = fields.boolean("stream") or False
     include_usage, progress = stream_options(fields, stream)
     parameters = with_logprobs(read_parameters(fields), fields.integer("logprobs", 0, MAX_LOGPROBS))
@@ -141,6 +137,8 @@ class CompletionWriter:
         self.id = head.id
         self.wants_progress = wanted.progress
         self._head = head.fields("text_completion")
+        # OpenAI's streams that tell their usage say in every other chunk that it is not there yet.
+        self._part = self._head | ({"usage": None} if wanted.include_usage else {})
         self._spelling, self._wanted = spelling, wanted
         self._shown: dict[int, int] = {}
 
@@ -152,7 +150,7 @@ class CompletionWriter:
         """See `Writer`."""
         seen = run.progress
         if self.wants_progress and seen is not None:
-            part = {**self._head, "choices": [self._choice(0, "", None, None)]}
+            part = {**self._part, "choices": [self._choice(0, "", None, None)]}
             yield event({**part, "muser": {"prefill": {"done": seen.done, "total": seen.total}}})
         else:
             yield comment(seen)
@@ -162,13 +160,13 @@ class CompletionWriter:
         text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         records = run.answers[index].take_records()
         if text or records:
-            yield event({**self._head, "choices": [self._choice(index, text, self._logprobs(index, records), None)]})
+            yield event({**self._part, "choices": [self._choice(index, text, self._logprobs(index, records), None)]})
 
     def ended(self, run: Run, index: int) -> Iterator[bytes]:
         """See `Writer`."""
         answer = run.answers[index]
         choice = self._choice(index, "", None, answer.finish_reason())
-        yield event({**self._head, "choices": [choice], "muser": account(answer)})
+        yield event({**self._part, "choices": [choice], "muser": account(answer)})
 
     def closing(self, run: Run) -> Iterator[bytes]:
         """See `Writer`."""

@@ -70,7 +70,7 @@ class MessagesEndpoint:
             ApiError: the request is refused.
         """
         wanted = read_messages_request(parse_object(body))
-        return wanted, self._kitchen.conversation(wanted.asked, "msg_")
+        return wanted, self._kitchen.conversation(wanted.asked, "msg_", "output_config.format")
 
     async def _count(self, _request: Request, body: bytes) -> Response:
         asked = read_messages_request(parse_object(body), counting=True).asked

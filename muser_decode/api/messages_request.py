@@ -8,12 +8,26 @@ from dataclasses import dataclass, replace
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
 from muser_decode.api.limits import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
-from muser_decode.api.parameters import INT64_MAX, MIN_TEMPERATURE, Parameters, read_deadline
+from muser_decode.api.parameters import (
+    INT64_MAX,
+    TOOLS,
+    Parameters,
+    read_deadline,
+    read_sampling,
+    refuse_unsupported,
+)
 from muser_decode.api.schemas import Asked, read_model, read_schema
 from muser_decode.api.tools import Toolbox, check_count, hosted, only, read_function, required
 from muser_decode.api.turns import named_results
-from muser_decode.engine.request import SamplingParams
 from muser_decode.formats.conversation import Message, Tool, ToolCall
+
+READ = TOOLS | {"max_tokens", "output_config", "stop_sequences", "system", "thinking"}
+"""What of the known fields this endpoint reads."""
+
+HOTTEST = 1.0
+"""Anthropic's highest temperature."""
+
+_THINKING = ("enabled", "disabled", "adaptive")
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 """This API's efforts, in OpenAI's words."""
@@ -40,9 +54,7 @@ def read_messages_request(body: dict[str, object], *, counting: bool = False) ->
     max_tokens = fields.integer("max_tokens", 1, INT64_MAX)
     if max_tokens is None and not counting:
         raise fields.missing("max_tokens")
-    for name in ("mcp_servers", "container"):
-        if fields.raw(name) not in (None, []):
-            raise unsupported(name, f"{name!r} is not supported.")
+    refuse_unsupported(body, READ)
     messages, opening = _begun(_messages(fields))
     effort = _effort(fields)
     asked = Asked(
@@ -50,7 +62,7 @@ def read_messages_request(body: dict[str, object], *, counting: bool = False) ->
         messages=(*_system(fields), *messages),
         opening=opening,
         schema=_format(fields),
-        parameters=Parameters(max_tokens, _sampling(fields), _stops(fields), deadline_s=read_deadline(fields)),
+        parameters=_parameters(fields, max_tokens),
         toolbox=_toolbox(fields),
         effort=effort,
         wished=effort != "none",
@@ -78,16 +90,8 @@ def _format(fields: Fields) -> Mapping[str, object] | None:
     return read_schema(wanted, "schema")
 
 
-def _sampling(fields: Fields) -> SamplingParams:
-    temperature = fields.number("temperature", 0.0, 1.0)
-    top_p = fields.number("top_p", 0.0, 1.0)
-    temperature = 1.0 if temperature is None else temperature
-    return SamplingParams(
-        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=fields.integer("top_k", 0, INT64_MAX) or 0,
-        seed=fields.integer("seed", -INT64_MAX - 1, INT64_MAX),
-    )
+def _parameters(fields: Fields, max_tokens: int | None) -> Parameters:
+    return Parameters(max_tokens, read_sampling(fields, HOTTEST), _stops(fields), deadline_s=read_deadline(fields))
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
@@ -107,8 +111,8 @@ def _effort(fields: Fields) -> str | None:
 
     Agents send an effort with every request, whatever the model: it is a wish.
     """
-    thinking, config = fields.object("thinking"), fields.object("output_config")
-    if thinking is not None and thinking.text("type") == "disabled":
+    config = fields.object("output_config")
+    if _thinking(fields) == "disabled":
         return "none"
     effort = None if config is None else config.text("effort")
     if config is not None and effort is not None and effort not in _EFFORTS:
@@ -116,6 +120,14 @@ def _effort(fields: Fields) -> str | None:
         param = config.param("effort")
         raise invalid(param, f"Invalid {param!r}: expected one of {expected}, got {shown(effort)}.")
     return None if effort is None else _EFFORTS[effort]
+
+
+def _thinking(fields: Fields) -> str | None:
+    thinking = fields.object("thinking")
+    kind = None if thinking is None else thinking.text("type")
+    if kind is not None and kind not in _THINKING:
+        raise invalid("thinking.type", f"Invalid 'thinking.type': {shown(kind)}; expected {', '.join(_THINKING)}.")
+    return kind
 
 
 def _toolbox(fields: Fields) -> Toolbox:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muser_decode.api import schema as s
-from muser_decode.api.limits import MAX_CHOICES, MAX_DEADLINE_S, MAX_LOGPROBS, MAX_TOOLS, MIN_DEADLINE_S
+from muser_decode.api.keys import OPEN_PATHS
+from muser_decode.api.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_TOOLS
 from muser_decode.api.schema import Schema, array, constant, either, fields, integer, number, optional, optionals
 
 JSON, STREAM, HTML, PLAIN = "application/json", "text/event-stream", "text/html", "text/plain"
@@ -30,8 +31,11 @@ class Operation:
     parameters: tuple[str, ...] = ()
 
 
-READING = (400, 404, 413, 415, 422)
-BUSY = (500, 503)
+GUARDED = (401, 403)
+"""A key that is missing or wrong, and another host's name."""
+
+READING = (400, 404, 413, 415, 500)
+GENERATING = (503, 504)
 
 CHAT_BODY = fields("model messages", model=s.TEXT, messages=s.MESSAGES, **s.GENERATION, **s.CHAT)
 COMPLETION_BODY = fields(
@@ -76,7 +80,8 @@ MESSAGES_BODY = fields(
     model=s.TEXT,
     max_tokens=integer(1),
     messages=array(fields("role content", role=s.choice("user", "assistant"), content=BLOCKS), 1),
-    **optionals(
+    **s.SAMPLING
+    | optionals(
         system=BLOCKS,
         tools=array(fields("name input_schema", name=s.TEXT, input_schema=s.FREE), most=MAX_TOOLS),
         tool_choice=fields("type", type=s.choice("auto", "any", "tool", "none")),
@@ -88,9 +93,6 @@ MESSAGES_BODY = fields(
         metadata=s.FREE,
         stop_sequences=array(s.STOP),
         temperature=number(0, 1),
-        top_p=number(0, 1),
-        top_k=integer(0),
-        deadline_s=number(MIN_DEADLINE_S, MAX_DEADLINE_S),
         stream=s.FLAG,
     ),
 )
@@ -218,8 +220,14 @@ def _operation(operation: Operation) -> Schema:
 
 def _refusals(operation: Operation) -> Schema:
     """Return the answers other than 200: each has an error object, but for a node that is not ready."""
+    ready: Schema = {}
+    statuses: tuple[int, ...] = GUARDED if operation.path not in OPEN_PATHS else GUARDED[1:]
     if operation.name == "ready":
-        return {"503": {"description": "Not ready.", "content": {JSON: {"schema": operation.answer}}}}
-    statuses = (*READING, *BUSY) if operation.body is not None else (404,) if operation.parameters else ()
+        ready = {"503": {"description": "Not ready.", "content": {JSON: {"schema": operation.answer}}}}
+    elif operation.body is not None:
+        statuses += READING + (GENERATING if operation.streams else ())
+    elif operation.parameters or operation.kind == PLAIN:
+        statuses += (404,)
     error: Schema = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {str(status): {"description": "Refused or failed.", "content": error} for status in statuses}
+    refusals = {str(status): {"description": "Refused or failed.", "content": error} for status in statuses}
+    return refusals | ready

@@ -1,7 +1,8 @@
 """How to generate, as every endpoint's bodies say it: lengths, sampling, stops.
 
-Unknown fields are ignored, as OpenAI's clients expect of a compatible server. A known parameter
-that this server cannot honour is refused instead: an answer that silently left it out would be wrong.
+Unknown fields are ignored, as OpenAI's clients expect of a compatible server. A field that this server
+or one of its other endpoints knows and that cannot be honoured is refused: an answer that silently left
+it out would be wrong.
 """
 
 from __future__ import annotations
@@ -32,25 +33,72 @@ DEFAULT_TEMPERATURE = 1.0
 MIN_TEMPERATURE = 1e-6
 """Below this the likeliest token is all that is left, and dividing logits by it leaves the range of float32."""
 
-# Values that ask for nothing beyond what every answer has. Absent and null are always harmless.
 HARMLESS: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
     "audio": (),
+    "background": (False,),
+    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "container": ([],),
+    "continue_final_message": (False,),
+    "conversation": (),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "ignore_eos": (False,),
+    "instructions": ("",),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_output_tokens": (),
+    "max_tokens": (),
+    "max_tool_calls": (),
+    "mcp_servers": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "n": (1,),
+    "output_config": ({},),
+    "parallel_tool_calls": (True,),
     "prediction": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "reasoning": ({},),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "stop": ([],),
+    "stop_sequences": ([],),
+    "stop_token_ids": ([],),
     "store": (False,),
     "structured_outputs": (),
+    "suffix": ("",),
+    "system": ("", []),
+    "text": ({}, {"format": {"type": "text"}}),
+    "thinking": ({},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+"""The fields that some endpoint here or a server like this one knows, but for those that every endpoint reads.
+
+Beside each stand the values that ask for nothing beyond what every answer has; absent and null always do. An endpoint
+refuses the others unless it reads the field. Nothing is kept between requests, so nothing can be referred to.
+"""
+
+LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs"})
+"""What `read_parameters` and the endpoints that call it read."""
+
+TOOLS = frozenset({"tools", "tool_choice"})
 
 
 @dataclass(frozen=True)
@@ -69,17 +117,17 @@ class Parameters:
     deadline_s: float | None = None
 
 
-def refuse_unsupported(body: Mapping[str, object], harmless: Mapping[str, tuple[object, ...]] = HARMLESS) -> None:
-    """Refuse a body that asks for what no answer has.
+def refuse_unsupported(body: Mapping[str, object], read: frozenset[str]) -> None:
+    """Refuse a body that asks for what no answer of an endpoint has; `read` are the fields that the endpoint reads.
 
     Raises:
         ApiError: 400, naming the first such field.
     """
-    for name, values in harmless.items():
+    for name, values in HARMLESS.items():
         value = body.get(name)
-        if value is None or any(_same(value, one) for one in values):
+        if name in read or value is None or any(_same(value, one) for one in values):
             continue
-        raise unsupported(name, f"Unsupported value for {name!r}: this server cannot honour {shown(value)}.")
+        raise unsupported(name, f"Unsupported value for {name!r}: this endpoint cannot honour {shown(value)}.")
 
 
 def _same(value: object, harmless: object) -> bool:
@@ -140,13 +188,13 @@ def _max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def read_sampling(fields: Fields) -> SamplingParams:
-    """Return how tokens are drawn.
+def read_sampling(fields: Fields, hottest: float = 2.0) -> SamplingParams:
+    """Return how tokens are drawn. `hottest` is the endpoint's highest temperature.
 
     Raises:
         ApiError: 400.
     """
-    temperature = fields.number("temperature", 0.0, 2.0)
+    temperature = fields.number("temperature", 0.0, hottest)
     top_p = fields.number("top_p", 0.0, 1.0)
     # -1 is how some clients write "off".
     top_k = fields.integer("top_k", -1, INT64_MAX)

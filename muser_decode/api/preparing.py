@@ -20,6 +20,7 @@ from muser_decode.api.schemas import Asked
 from muser_decode.engine.request import GenerationRequest, SamplingParams, TokenConstraint
 from muser_decode.formats.base import Parser, PlainParser
 from muser_decode.formats.choice import choose
+from muser_decode.formats.conversation import Tool
 from muser_decode.formats.tagged import THINK
 from muser_decode.grammar import (
     AfterReasoning,
@@ -60,8 +61,10 @@ class Kitchen:
         self._grammars = Grammars(tokenizer, self.stop_ids)
         self.spelling = Spelling(tokenizer, tokenizer.special_ids)
 
-    def conversation(self, asked: Asked, prefix: str) -> Prepared:
+    def conversation(self, asked: Asked, prefix: str, form_param: str = "response_format") -> Prepared:
         """Return the generations that a conversation asks for. Touches no event loop.
+
+        `form_param` is what the endpoint calls the parameter that has the answer's schema.
 
         Raises:
             ApiError: the request is refused.
@@ -69,7 +72,7 @@ class Kitchen:
         prompt = self.prompt(asked)
         tools = asked.toolbox.tools
         parser = partial(self._format.parser, tools, self._template.style, prompt.tail)
-        constrain = self._constraint(asked, parser)
+        constrain = self._constraint(asked, parser, form_param)
         return self._prepared(
             prompt.ids, asked.parameters, prefix, parser, constrain=constrain, one_call=not asked.toolbox.parallel
         )
@@ -104,8 +107,11 @@ class Kitchen:
         """Submit prepared requests. To be called on the event loop.
 
         Raises:
-            ApiError: the engine did not take them.
+            ApiError: the engine did not take them, or never would take so many at once.
         """
+        # What `n` alone asks for too many was refused before, so here there are too many prompts.
+        if len(prepared.requests) > self.backend.places:
+            raise self._too_many("prompt")
         answers = [Answer(self.backend.tokenizer, reading) for reading in prepared.readings]
         return Run(self.backend, prepared.requests, answers, self.limits.cancel_wait_s)
 
@@ -160,26 +166,46 @@ class Kitchen:
             raise unsupported("reasoning_effort", f"This model cannot honour a reasoning effort of {asked.effort!r}.")
         return {**effort, **asked.variables}
 
-    def _constraint(self, asked: Asked, parser: Callable[[], Parser]) -> Callable[[], TokenConstraint] | None:
+    def _constraint(
+        self, asked: Asked, parser: Callable[[], Parser], form_param: str
+    ) -> Callable[[], TokenConstraint] | None:
         """Return what makes each generation's constraint; None where the answer is free."""
         tools, form, schema = asked.toolbox.tools, self._format, asked.schema
         tokenizer = self.backend.tokenizer
         if schema is not None:
-            either = form.forced_call(tools, schema) if tools else None
-            source = (lambda: json_grammar(schema)) if either is None else (lambda: lark_grammar(either))
-            begin = self._grammar(source, "response_format")
+            source = partial(json_grammar, schema)
+            if tools or form.forces_whole_answers:
+                # It may begin in several ways: each is tried alone too, for none of them is forced in the whole.
+                self._grammar(source, form_param)
+                self._check_calls(tools)
+                either = _known(form.forced_call(tools, schema), "tools", "be held to 'strict' arguments")
+                source = partial(lark_grammar, either)
+            begin = self._grammar(source, form_param)
         elif asked.toolbox.required:
             forced = _known(form.forced_call(tools), "tool_choice", "be made to call a tool")
             begin = self._grammar(lambda: lark_grammar(forced), "tools")
-            if form.forces_whole_answers:
-                return begin
+            self._check_calls(tools)
         elif any(tool.strict for tool in tools):
             strict = _known(form.strict_call(tools), "tools", "be held to 'strict' arguments")
             begin = self._grammar(lambda: lark_grammar(strict), "tools")
+            self._check_calls([tool for tool in tools if tool.strict])
             return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
         else:
             return None
+        if form.forces_whole_answers:
+            return begin
         return lambda: AfterReasoning(begin(), Listener(parser(), tokenizer))
+
+    def _check_calls(self, tools: Sequence[Tool]) -> None:
+        """Check tools one by one: a grammar of several is tried only to where their names differ.
+
+        Raises:
+            ApiError: 400, the arguments of one cannot be followed.
+        """
+        for tool in tools:
+            alone = self._format.forced_call([tool])
+            if alone is not None:
+                self._grammar(partial(lark_grammar, alone), "tools")
 
     def _grammar(self, grammar: Callable[[], str], param: str) -> Callable[[], TokenConstraint]:
         try:
@@ -203,6 +229,8 @@ class Kitchen:
         if room < 1:
             raise _too_long(len(prompt_ids), self.backend.context_tokens)
         self._check_ids(parameters)
+        if parameters.n > self.backend.places:
+            raise self._too_many("n")
         name = f"{prefix}{uuid.uuid4().hex}"
         own_stops = frozenset() if parameters.ignore_eos else self.stop_ids
         first = GenerationRequest(
@@ -221,6 +249,14 @@ class Kitchen:
         ]
         readings = tuple(Reading(parser(), self._controls, parameters.stop, one_call) for _ in range(parameters.n))
         return Prepared((first, *more), readings)
+
+    def _too_many(self, param: str) -> ApiError:
+        places = self.backend.places
+        return invalid(
+            param,
+            f"Invalid {param!r}: this node runs and queues {places} answers at most, of all requests together "
+            "(--max-batch, --max-queue).",
+        )
 
     def _check_ids(self, parameters: Parameters) -> None:
         size = self.backend.tokenizer.vocab_size

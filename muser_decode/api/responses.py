@@ -44,4 +44,4 @@ class ResponsesEndpoint:
             ApiError: the request is refused.
         """
         wanted = read_responses_request(parse_object(body))
-        return wanted, self._kitchen.conversation(wanted.asked, "resp_")
+        return wanted, self._kitchen.conversation(wanted.asked, "resp_", "text.format")

@@ -10,6 +10,7 @@ from muser_decode.api.fields import Fields, as_fields, shown, wrong_type
 from muser_decode.api.limits import MAX_LOGPROBS, MAX_MESSAGES
 from muser_decode.api.parameters import (
     INT64_MAX,
+    TOOLS,
     Parameters,
     read_deadline,
     read_sampling,
@@ -21,16 +22,8 @@ from muser_decode.api.tools import TEXT_INPUT, Toolbox, check_count, chosen, hos
 from muser_decode.api.turns import named_results, read_arguments
 from muser_decode.formats.conversation import Message, Tool, ToolCall
 
-HARMLESS: dict[str, tuple[object, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "max_tool_calls": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "store": (False,),
-    "truncation": ("disabled",),
-}
-"""Nothing is kept between requests, so nothing can be referred to."""
+READ = TOOLS | {"instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "text", "top_logprobs"}
+"""What of the known fields this endpoint reads."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -53,7 +46,7 @@ def read_responses_request(body: dict[str, object]) -> ResponsesRequest:
         ApiError: 400, the first field that is missing, of a wrong type, out of range or not supported.
     """
     fields = Fields(body)
-    refuse_unsupported(body, HARMLESS)
+    refuse_unsupported(body, READ)
     asked = Asked(
         model=read_model(fields),
         messages=_conversation(fields),

@@ -36,7 +36,7 @@ class Run:
     Events wait in a queue without a bound of its own: the requests' token limits bound their number.
 
     Raises:
-        ApiError: the engine did not take all of them; none runs then.
+        ApiError: the engine did not take them; it takes all or none.
     """
 
     def __init__(
@@ -51,12 +51,10 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._early: deque[News] = deque()
-        self._generations: list[Cancellable] = []
+        parts = [(request, partial(self._sink, index)) for index, request in enumerate(requests)]
         try:
-            for index, request in enumerate(requests):
-                self._generations.append(backend.submit(request, partial(self._sink, index)))
+            self._generations: Sequence[Cancellable] = backend.submit_all(parts)
         except (EngineBusy, EngineStopped, RequestInvalid) as error:
-            self.cancel()
             raise from_engine(error) from error
 
     def _sink(self, index: int, event: Event) -> None:
@@ -158,7 +156,7 @@ class Run:
 
     def cancel(self) -> None:
         """Stop the engine's work, where it has not ended."""
-        for generation, answer in zip(self._generations, self.answers, strict=False):
+        for generation, answer in zip(self._generations, self.answers, strict=True):
             if not answer.ended:
                 generation.cancel()
 

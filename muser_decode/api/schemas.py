@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
 
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, shown
 from muser_decode.api.limits import MAX_SCHEMA_CHARS
 from muser_decode.api.parameters import (
+    LENGTHS,
+    TOOLS,
     Parameters,
     chat_logprobs,
     read_parameters,
@@ -20,6 +23,13 @@ from muser_decode.api.tools import Toolbox, read_toolbox
 from muser_decode.api.turns import read_messages
 from muser_decode.formats.conversation import Message
 from muser_decode.grammar import ANY_OBJECT
+
+READ = (
+    LENGTHS
+    | TOOLS
+    | {"chat_template_kwargs", "parallel_tool_calls", "reasoning_effort", "response_format", "top_logprobs"}
+)
+"""What of the known fields a chat reads."""
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -61,7 +71,7 @@ def read_chat_request(body: dict[str, object]) -> ChatRequest:
         ApiError: 400, the first field that is missing, of a wrong type, out of range or not supported.
     """
     fields = Fields(body)
-    refuse_unsupported(body)
+    refuse_unsupported(body, READ)
     asked = read_asked(fields)
     stream = fields.boolean("stream") or False
     include_usage, progress = stream_options(fields, stream)
@@ -171,4 +181,47 @@ def read_schema(fields: Fields, name: str) -> Mapping[str, object]:
     if len(json.dumps(schema.values())) > MAX_SCHEMA_CHARS:
         param = fields.param(name)
         raise invalid(param, f"Invalid {param!r}: a schema has at most {MAX_SCHEMA_CHARS} characters.")
+    endless = circular_reference(schema.values())
+    if endless is not None:
+        param = fields.param(name)
+        raise invalid(param, f"Invalid {param!r}: the reference {shown(endless)} leads only to itself.")
     return schema.values()
+
+
+def circular_reference(schema: Mapping[str, object]) -> str | None:
+    """Return a reference within a JSON schema from which references lead back to it and to nothing else; None: none.
+
+    No text follows such a schema. One that holds itself among other things is no such schema.
+    """
+    waiting: list[object] = [schema]
+    # References that are known to lead somewhere.
+    ending: set[str] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            passed: set[str] = set()
+            node: object = value
+            while isinstance(node, dict) and isinstance(name := node.get("$ref"), str) and name not in ending:
+                if name in passed:
+                    return name
+                passed.add(name)
+                node = _referred(schema, name)
+            ending |= passed
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return None
+
+
+def _referred(schema: Mapping[str, object], name: str) -> object:
+    """Return what a reference within the schema names; None for any other, and for nothing."""
+    if name != "#" and not name.startswith("#/"):
+        return None
+    node: object = schema
+    for part in unquote(name[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdecimal():
+            node = node[int(key)] if len(key) < 6 and int(key) < len(node) else None
+        else:
+            node = node.get(key) if isinstance(node, dict) else None
+    return node

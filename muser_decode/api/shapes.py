@@ -117,6 +117,8 @@ class ChatWriter:
         self.id = head.id
         self.wants_progress = progress
         self._head, self._spelling, self._include_usage = head, spelling, include_usage
+        # OpenAI's streams that tell their usage say in every other chunk that it is not there yet.
+        self._usage = {"usage": None} if include_usage else {}
         self._calls: dict[int, int] = {}
 
     def opening(self, run: Run) -> Iterator[bytes]:
@@ -185,4 +187,4 @@ class ChatWriter:
         logprobs: Mapping[str, object] | None = None,
     ) -> dict[str, object]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._head.fields("chat.completion.chunk"), "choices": [choice]}
+        return {**self._head.fields("chat.completion.chunk"), "choices": [choice], **self._usage}

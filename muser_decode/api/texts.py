@@ -13,8 +13,12 @@ from muser_decode.api.body import parse_object
 from muser_decode.api.completions import read_ids
 from muser_decode.api.errors import invalid
 from muser_decode.api.fields import Fields
+from muser_decode.api.parameters import HARMLESS, refuse_unsupported
 from muser_decode.api.preparing import Kitchen
-from muser_decode.api.schemas import read_asked
+from muser_decode.api.schemas import Asked, read_asked
+
+RENDERING = frozenset({"add_generation_prompt", "chat_template", "continue_final_message"})
+"""What would change how a conversation is written. The rest of a chat's body concerns its answer, and there is none."""
 
 
 class TextEndpoints:
@@ -79,7 +83,7 @@ class TextEndpoints:
 
     def _prompt_ids(self, fields: Fields) -> list[int]:
         if fields.raw("messages") is not None:
-            return list(self._kitchen.prompt(read_asked(fields)).ids)
+            return list(self._kitchen.prompt(_conversation(fields)).ids)
         return self._text_ids(fields)
 
     def _text_ids(self, fields: Fields) -> list[int]:
@@ -107,8 +111,13 @@ class TextEndpoints:
         return ids
 
     def _apply_template(self, fields: Fields) -> dict[str, object]:
-        ids = self._kitchen.prompt(read_asked(fields)).ids
+        ids = self._kitchen.prompt(_conversation(fields)).ids
         return {"prompt": self._spelled(ids), "tokens": ids}
 
     def _spelled(self, ids: list[int] | tuple[int, ...]) -> str:
         return b"".join(map(self._kitchen.spelling.data, ids)).decode("utf-8", "replace")
+
+
+def _conversation(fields: Fields) -> Asked:
+    refuse_unsupported(fields.values(), frozenset(HARMLESS) - RENDERING)
+    return read_asked(fields)

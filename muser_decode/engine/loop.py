@@ -47,6 +47,16 @@ STALL_S = 60.0
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A request, where its events go, and what brings its prompt's cache; without a source, `reason` says why."""
+
+    request: GenerationRequest
+    sink: EventSink
+    source: KVSource | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Sizes of an engine. `max_queue` counts generations that wait beside the `max_batch` that run.
 
@@ -121,29 +131,37 @@ class Engine:
     def submit(
         self, request: GenerationRequest, sink: EventSink, source: KVSource | None = None, reason: str = ""
     ) -> Generation:
-        """Accept a request; its events go to `sink`, the last one is Finished or Failed.
+        """Accept one request; see `Submission` and `submit_all`."""
+        return self.submit_all([Submission(request, sink, source, reason)])[0]
 
-        `source` brings the prompt's cache. Without one, `reason` says why, for the RouteReport. When this
-        raises, the source was not touched.
+    def submit_all(self, parts: Sequence[Submission]) -> list[Generation]:
+        """Accept all of several requests, or none; the last event of each is Finished or Failed.
+
+        When this raises, no source was touched.
 
         Raises:
-            RequestInvalid: the prompt is empty, leaves no position for an answer, or needs more memory than there is.
+            RequestInvalid: a prompt is empty, leaves no position for an answer, or needs more memory than there is.
             EngineBusy: too many requests wait.
             EngineStopped: the engine does not run.
         """
-        request = with_deadline(request, self._config.deadline_s)
-        generation = Generation(request, sink, source, reason, self._woken.set)
+        generations = [
+            Generation(
+                with_deadline(part.request, self._config.deadline_s), part.sink, part.source, part.reason, self.wake
+            )
+            for part in parts
+        ]
         with self._lock:
             if not self._accepting or self._floor is None:
                 raise EngineStopped("the engine does not take requests")
-            check_request(request, self._floor.spec)
-            self._floor.check_memory(request)
-            if self._unfinished >= self._config.max_batch + self._config.max_queue:
+            for generation in generations:
+                check_request(generation.request, self._floor.spec)
+                self._floor.check_memory(generation.request)
+            if self._unfinished + len(generations) > self.places:
                 raise EngineBusy(f"{self._unfinished} requests are running or waiting")
-            self._unfinished += 1
-            self._waiting.append(generation)
+            self._unfinished += len(generations)
+            self._waiting.extend(generations)
         self._woken.set()
-        return generation
+        return generations
 
     def wake(self) -> None:
         """Have the thread look for news at once. Callable from any thread."""
@@ -159,6 +177,11 @@ class Engine:
     def context_tokens(self) -> int:
         """How many tokens a prompt and its answer may have together, by the model and by memory; 0 before `start`."""
         return 0 if self._floor is None else self._floor.context_tokens
+
+    @property
+    def places(self) -> int:
+        """Requests that run or wait at most."""
+        return self._config.max_batch + self._config.max_queue
 
     @property
     def waiting(self) -> int:

@@ -11,6 +11,9 @@ from muser_decode.formats.conversation import Content, Delta, Message, Tool, Too
 
 JsonObject = Mapping[str, object]
 
+SPACED: Mapping[str, object] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""For llguidance: white space after JSON's separators only. A model that favours it could go on with it for ever."""
+
 
 class Parser(Protocol):
     """Reads one answer piece by piece. The joined results do not depend on where the text was cut."""
@@ -83,7 +86,7 @@ class MessageFormat(Protocol):
 
     @property
     def forces_whole_answers(self) -> bool:
-        """Whether the grammar of a forced call begins where the answer does, and not after its reasoning."""
+        """Whether the grammar of a forced call or answer covers the whole, headers and reasoning too."""
 
     @property
     def template(self) -> str:
@@ -103,6 +106,8 @@ class MessageFormat(Protocol):
 
     def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
         """Return a grammar of answers that call one of `tools`, or follow the schema `answer` where there is one.
+
+        Without tools it is a grammar of that answer; only formats that force whole answers are asked for it.
 
         None where no grammar of text describes such answers.
         """

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from muser_decode.errors import DecodeError
-from muser_decode.formats.base import JsonObject
+from muser_decode.formats.base import SPACED, JsonObject
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.invoked import CALLS, CALLS_END, INVOKE_END, PARAMETER_END
 from muser_decode.formats.typed import resolved
@@ -31,18 +31,23 @@ class NotSayable(DecodeError):
     code = "not_sayable"
 
 
-def forced_grammar(tools: Sequence[Tool]) -> str:
+def forced_grammar(tools: Sequence[Tool], answer: JsonObject | None = None) -> str:
     """Return a grammar of a whole answer: reasoning or none, then a call of one of the tools.
+
+    Instead of the call there may be JSON for the user that follows the schema `answer`, if that is given.
 
     Raises:
         NotSayable: a tool that is strict has such a schema. One that is not is followed as far as it can be.
     """
     rules = _Rules()
-    calls = [f'" to={tool.name}" <|message|> {_framed(rules.invoke(tool, typed=True))}' for tool in tools]
+    last = [f'" to={tool.name}" <|message|> {_framed(rules.invoke(tool, typed=True))}' for tool in tools]
+    if answer is not None:
+        # A header without a recipient is the user's too.
+        last.append(f'" to=user"? <|message|> %json {json.dumps({**answer, "x-guidance": SPACED})}')
     start = [
-        "start: reasoning? call",
+        "start: reasoning? last",
         'reasoning: " to=self" <|message|> TEXT <|eom|> <|start|> "assistant"',
-        f"call: {' | '.join(calls)}",
+        f"last: {' | '.join(last)}",
     ]
     return rules.grammar(start)
 

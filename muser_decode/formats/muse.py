@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from muser_decode.formats.base import JsonObject, Parser, Style, turn
 from muser_decode.formats.channels import ChannelParser
@@ -74,8 +75,8 @@ class Muse:
         return frozenset(special_ids[stop] for stop in STOPS if stop in special_ids) | (eos_ids - {more})
 
     def forced_call(self, tools: Sequence[Tool], answer: JsonObject | None = None) -> str | None:
-        """See `MessageFormat`. A JSON answer and a call are messages to different readers: the model chooses freely."""
-        return None if answer is not None else _grammar(forced_grammar, tools)
+        """See `MessageFormat`. A JSON answer and a call are messages to different readers."""
+        return _grammar(partial(forced_grammar, answer=answer), tools)
 
     def strict_call(self, tools: Sequence[Tool]) -> str | None:
         """See `MessageFormat`."""

@@ -15,6 +15,9 @@ from muser_wire.cli import endpoint
 from muser_wire.cli.ask import Answer, AskFailed, JsonObject, json_object
 from muser_wire.cli.progress import BAR_CELLS
 
+FAILED = 1
+"""Exit status of a script's conversation in which an answer failed."""
+
 PROMPT, MORE = "> ", ". "
 HELP = "A line is a message; a backslash at its end continues it. /new starts over, /quit or Ctrl-D ends."
 
@@ -33,7 +36,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until the input ends; return the exit status."""
+    """Talk until the input ends; return the exit status.
+
+    Somebody at a terminal sees an answer that fails; a script sees the status.
+    """
     node = endpoint.endpoint(arguments)
     options = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "seed")}
     wanted: JsonObject = {name: value for name, value in options.items() if value is not None}
@@ -43,14 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
         edit_lines()
         print(f"{conversation.model} at {node.url}. {HELP}")
     screen = Screen(sys.stdout)
+    failed = False
     for message in messages(lambda prompt: input(prompt if interactive else "")):
         if message == "/new":
             conversation.clear()
         elif message == "/help":
             print(HELP)
-        else:
-            take_turn(conversation, node.chunks, screen, message)
-    return 0
+        elif not take_turn(conversation, node.chunks, screen, message):
+            failed = True
+    return FAILED if failed and not interactive else 0
 
 
 def edit_lines() -> None:
@@ -110,8 +117,11 @@ def take_turn(
     ask: Callable[[JsonObject], Generator[JsonObject, None, None]],
     screen: Screen,
     message: str,
-) -> None:
-    """Ask, show the answer as it comes, and what it took. Ctrl-C ends the answer and keeps the conversation."""
+) -> bool:
+    """Ask, show the answer as it comes, and what it took; say whether it did not fail.
+
+    Ctrl-C ends the answer and keeps the conversation.
+    """
     chunks = ask(conversation.body(message))
     answer = Answer("")
     try:
@@ -121,7 +131,7 @@ def take_turn(
         screen.line("(stopped)")
     except AskFailed as error:
         screen.line(f"(failed: {error})")
-        return
+        return False
     finally:
         # Closing the connection is what stops the node.
         chunks.close()
@@ -129,6 +139,7 @@ def take_turn(
         conversation.add(message, answer.text)
     if answer.account:
         screen.line(summary(answer))
+    return True
 
 
 def add_chunk(answer: Answer, chunk: JsonObject, screen: Screen) -> Answer:

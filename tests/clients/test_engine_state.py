@@ -61,13 +61,13 @@ class Counted:
 
     def __init__(self, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
-        whole = backend.engine.submit
+        whole = backend.engine.submit_all
 
-        def submit(*args: Any) -> Any:
-            self.asked += 1
-            return whole(*args)
+        def submit_all(parts: Any) -> Any:
+            self.asked += len(parts)
+            return whole(parts)
 
-        monkeypatch.setattr(backend.engine, "submit", submit)
+        monkeypatch.setattr(backend.engine, "submit_all", submit_all)
 
 
 def wait_for(client: httpx.Client, status: int) -> dict[str, Any]:

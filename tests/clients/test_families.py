@@ -74,11 +74,44 @@ def test_no_spelling_of_a_user_s_ends_a_turn(client: tuple[str, Any]) -> None:
 def test_an_answer_that_must_follow_a_schema(client: tuple[str, Any]) -> None:
     family, http = client
     wanted = {"type": "json_schema", "json_schema": {"name": "k", "schema": SCHEMA}}
-    body = {"model": "tiny", "messages": HISTORY, "response_format": wanted, "max_tokens": 60, "temperature": 0}
+    body = {"model": "tiny", "messages": HISTORY, "response_format": wanted, **to_the_end(family, http)}
+    for seed in range(6):
+        (choice,) = http.post("/v1/chat/completions", json={**body, "seed": seed}).json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert isinstance(json.loads(choice["message"]["content"])["far"], bool)
+    any_object = {**body, "seed": 1, "response_format": {"type": "json_object"}, "max_tokens": 400}
+    (choice,) = http.post("/v1/chat/completions", json=any_object).json()["choices"]
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_an_answer_that_must_follow_a_schema_or_be_a_call(client: tuple[str, Any]) -> None:
+    family, http = client
+    wanted = {"type": "json_schema", "json_schema": {"name": "k", "schema": SCHEMA}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+    body = {"model": "tiny", "messages": HISTORY, "response_format": wanted, "tools": tools}
+    reasons = set()
+    for seed in range(12):
+        asked = {**body, **to_the_end(family, http), "seed": seed}
+        (choice,) = http.post("/v1/chat/completions", json=asked).json()["choices"]
+        calls = choice["message"].get("tool_calls") or []
+        texts = [call["function"]["arguments"] for call in calls] or [choice["message"]["content"]]
+        assert [isinstance(json.loads(text)["far"], bool) for text in texts] == [True]
+        reasons.add(choice["finish_reason"])
+    assert reasons == {"stop", "tool_calls"}
+
+
+def test_a_schema_beside_a_strict_tool_that_no_grammar_can_say_is_refused(client: tuple[str, Any]) -> None:
+    family, http = client
+    dated = {**SCHEMA, "properties": {"far": {"type": "string", "pattern": "^a+$"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": dated, "strict": True}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "k", "schema": SCHEMA}}
+    body = {"model": "tiny", "messages": HISTORY, "response_format": wanted, "tools": [tool], "max_tokens": 2}
     response = http.post("/v1/chat/completions", json=body)
-    assert response.status_code == 200
-    if family != "muse_glimmer":
-        assert set(json.loads(response.json()["choices"][0]["message"]["content"])) == {"far"}
+    if family == "muse_glimmer":
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    else:
+        assert response.status_code == 200
 
 
 def test_a_call_that_must_be_made(client: tuple[str, Any]) -> None:
@@ -89,8 +122,7 @@ def test_a_call_that_must_be_made(client: tuple[str, Any]) -> None:
     named = {"type": "function", "function": {"name": "find"}}
     for seed, choice in ((1, "required"), (2, named), (3, named)):
         body = {"model": "tiny", "messages": HISTORY, "tools": tools, "tool_choice": choice, "seed": seed}
-        # Where the model may reason first, it does so until nothing else is left to do.
-        ended = {"logit_bias": {str(end): 30 for end in ends(http)}} if family == "muse_glimmer" else {}
+        ended = to_the_end(family, http)
         answer = http.post("/v1/chat/completions", json={**body, **ended}).json()["choices"][0]
         (call,) = answer["message"]["tool_calls"]
         arguments = json.loads(call["function"]["arguments"])
@@ -102,6 +134,11 @@ def test_a_call_that_must_be_made(client: tuple[str, Any]) -> None:
         events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
         parts = [part for e in events for part in e["choices"][0]["delta"].get("tool_calls", [])]
         assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+
+
+def to_the_end(family: str, http: httpx.Client) -> dict[str, Any]:
+    """What brings a random model to an end: where it may reason first, it does so until nothing else is left."""
+    return {"logit_bias": {str(end): 30 for end in ends(http)}} if family == "muse_glimmer" else {}
 
 
 def ends(http: httpx.Client) -> list[int]:

@@ -24,7 +24,7 @@ def test_a_checkpoint_without_a_template_is_refused_unless_one_is_configured() -
 
 def test_the_paths_that_are_served() -> None:
     app = create_app(backend("x"))
-    served = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
+    served = {(method, route.path) for route in app.routes for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
     assert served == {
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),

@@ -103,6 +103,51 @@ def test_what_cannot_be_followed_is_refused(grammars: Grammars, schema: dict[str
         grammars.matcher(json_grammar(schema))
 
 
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        optional(1000),
+        {"anyOf": [optional(25)] * 20},
+        {"type": "object", "properties": {"a": {"type": "array", "items": optional(1000)}}},
+        {"const": "ä" * 20_000},
+        {"enum": ["äx", "ây"]},
+    ],
+)
+def test_large_schemas_are_followed(grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
+    constraint = GrammarConstraint(grammars.matcher(json_grammar(schema)))
+    choose = random.Random(1)
+    for _ in range(60):
+        token = choose.choice([token for token in allowed(constraint) if token not in tokenizer.eos_ids] or [-1])
+        if token < 0:
+            break
+        constraint.accept(token)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        optional(1100),
+        {"anyOf": [optional(50)] * 30},
+        {"type": "object", "properties": {"a": optional(1100)}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"], "additionalProperties": False},
+    ],
+)
+def test_what_is_too_complex_where_every_answer_goes_is_refused(grammars: Grammars, schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarRefused, match="too complex"):
+        grammars.matcher(json_grammar(schema))
+
+
+def test_a_matcher_that_was_tried_is_at_its_beginning(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    constraint = GrammarConstraint(grammars.matcher(json_grammar({"const": "all of it"})))
+    for token in tokenizer.encode('"all of it"'):
+        constraint.accept(token)
+    assert set(allowed(constraint)) == set(tokenizer.eos_ids)
+
+
 def test_a_token_that_is_not_allowed_breaks_the_generation(grammars: Grammars, tokenizer: Tokenizer) -> None:
     constraint = GrammarConstraint(grammars.matcher(json_grammar(ANY_OBJECT)))
     with pytest.raises(GrammarFailed):

@@ -63,7 +63,7 @@ class ByteTokenizer:
 
 
 class Cancel:
-    """What `submit` returns: a flag that the script watches."""
+    """What `submit_all` returns of each: a flag that the script watches."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -106,15 +106,19 @@ class ScriptedBackend:
     created: int = 1_700_000_000
     is_ready: tuple[bool, str] = (True, "")
     status: dict[str, Any] = field(default_factory=lambda: {"lane": "native"})
+    places: int = 64
     refusal: Exception | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     explained: list[list[int]] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def submit(self, request: GenerationRequest, sink: EventSink) -> Cancel:
+    def submit_all(self, parts: Sequence[tuple[GenerationRequest, EventSink]]) -> list[Cancel]:
         if self.refusal is not None:
             raise self.refusal
+        return [self._started(request, sink) for request, sink in parts]
+
+    def _started(self, request: GenerationRequest, sink: EventSink) -> Cancel:
         cancel = Cancel()
         self.requests.append(request)
         self.cancels.append(cancel)

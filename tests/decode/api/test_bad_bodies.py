@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from muser_decode.api import completions, messages_request, responses_request, schemas
 from muser_decode.api.limits import MAX_DEPTH, Limits
 from muser_decode.api.openapi import OPERATIONS
+from muser_decode.api.parameters import HARMLESS
 
 PATHS = [operation.path for operation in OPERATIONS if operation.body is not None]
 
@@ -85,6 +87,28 @@ def test_null_is_the_default_everywhere(kit: Any, path: str) -> None:
     names = "temperature top_p top_k stream stop tools tool_choice user metadata seed text reasoning system thinking"
     nulls = {name: None for name in names.split() if name not in GOOD[path]}
     assert kit.caller().call(path, **nulls, **GOOD[path], unknown_field={"a": [1]}).status_code == 200
+
+
+ANSWERING: dict[str, frozenset[str]] = {
+    "/v1/chat/completions": schemas.READ,
+    "/v1/completions": completions.READ,
+    "/v1/responses": responses_request.READ,
+    "/v1/messages": messages_request.READ,
+    "/v1/messages/count_tokens": messages_request.READ,
+}
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_a_field_that_another_endpoint_knows_is_refused_by_name(kit: Any, path: str) -> None:
+    """No value of the wrong type is one that asks for nothing, so each field is either read or refused."""
+    caller = kit.caller()
+    for name, harmless in HARMLESS.items():
+        response = caller.call(path, **{**GOOD[path], name: {"\u0000": 1}})
+        if name not in ANSWERING[path]:
+            assert response.status_code == 400, name
+            assert name in message_of(path, response)
+            for value in (*harmless, None):
+                assert caller.call(path, **{**GOOD[path], name: value}).status_code == 200, (name, value)
 
 
 @pytest.mark.parametrize(

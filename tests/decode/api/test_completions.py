@@ -62,6 +62,9 @@ def test_a_stream_is_the_same_text(kit: Any) -> None:
     assert "".join(event["choices"][0]["text"] for event in events[:-2]) == "Hello"
     assert [event["choices"][0]["finish_reason"] for event in events[:-2]] == [None] * 5 + ["stop"]
     assert events[-3]["muser"]["route"] == "remote"
+    assert [event["usage"] for event in events[:-2]] == [None] * 6
+    silent = kit.sse(kit.caller().call(PATH, prompt="Say", stream=True, stream_options={"include_usage": False}))
+    assert not any("usage" in event for event in silent[:-1])
 
 
 def test_likelihoods_in_the_old_shape(kit: Any) -> None:
@@ -98,6 +101,18 @@ def test_the_old_shape_tells_the_token_that_was_taken_beside_the_likeliest(kit: 
         assert choice["logprobs"]["top_logprobs"] == [told]
 
 
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"echo": False, "suffix": "", "best_of": 1, "n": 1, "logprobs": None},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "top_logprobs": 0},
+        {"response_format": {"type": "text"}, "reasoning_effort": None, "user": "u", "anything": "goes"},
+    ],
+)
+def test_values_that_ask_for_nothing_are_taken(kit: Any, harmless: dict[str, Any]) -> None:
+    assert kit.caller().call(PATH, prompt="a", **harmless).status_code == 200
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "missing_required_parameter"),
     ({"prompt": ""}, "prompt", "invalid_value"),
@@ -115,6 +130,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
     ({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
+    (
+        {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        "tool_choice",
+        "unsupported_parameter",
+    ),
+    ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+    ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    ({"prompt": "a", "top_logprobs": 2}, "top_logprobs", "unsupported_parameter"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
+    ({"prompt": "a", "max_output_tokens": 2}, "max_output_tokens", "unsupported_parameter"),
     ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
     ({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_value"),
     ({"prompt": "a", "logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),

@@ -202,11 +202,39 @@ def test_parameters_are_read() -> None:
     assert asked.parameters.sampling == SamplingParams(temperature=0.5, top_p=0.9, top_k=4)
     assert (asked.parameters.stop, asked.parameters.max_tokens) == (("a",), 9)
     assert asked.toolbox.tools == (Tool("f", "d", {"type": "object"}),)
+    more = {"logit_bias": {"5": -1}, "presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.5}
+    assert read(**more, min_p=0.25, seed=7, temperature=0).parameters.sampling == SamplingParams(
+        temperature=0.0,
+        min_p=0.25,
+        seed=7,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias=((5, -1.0),),
+    )
     forced = read(tools=[TOOL], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True}).toolbox
     assert (forced.required, forced.parallel) == (True, False)
     assert read(tools=[TOOL], tool_choice={"type": "any"}).toolbox.required
     assert read(tools=[TOOL], tool_choice={"type": "none"}).toolbox.tools == ()
     assert (read(thinking={"type": "disabled"}).effort, read(thinking={"type": "adaptive"}).effort) == ("none", None)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"n": 1},
+        {"stop": []},
+        {"stop": None, "response_format": None, "container": None},
+        {"response_format": {"type": "text"}},
+        {"mcp_servers": []},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "min_p": 0, "logit_bias": {}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+        {"context_management": {"edits": []}, "service_tier": "auto", "betas": ["x"], "speed": "fast"},
+    ],
+)
+def test_values_that_ask_for_nothing_are_taken(harmless: dict[str, Any]) -> None:
+    assert read(**harmless) == read()
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -248,6 +276,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop_sequences": [1]}, "stop_sequences[0]"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
+    ({"container": {"id": "c"}}, "container"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_p": 2}, "min_p"),
+    ({"stop": ["a"]}, "stop"),
+    ({"stop": "a"}, "stop"),
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"logprobs": True}, "logprobs"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"thinking": {"type": "bogus"}}, "thinking.type"),
+    ({"thinking": {"type": 1}}, "thinking.type"),
+    ({"thinking": "enabled"}, "thinking"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#"}}}}, "output_config.format.schema"),
     (
         {
             "output_config": {"format": {"type": "json_schema", "schema": {}}},

@@ -21,6 +21,14 @@ def test_a_page_needs_nothing_from_elsewhere(kit: Any, path: str) -> None:
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\b", response.text)
 
 
+def test_what_can_be_read_can_be_asked_for_its_headers(kit: Any) -> None:
+    caller = kit.caller()
+    for path in ("/", "/docs", "/openapi.json", "/health", "/ready", "/v1/models", "/v1/models/tiny"):
+        got, asked = caller.request("GET", path), caller.request("HEAD", path)
+        assert (asked.status_code, asked.headers) == (got.status_code, got.headers)
+    assert caller.request("HEAD", "/v1/chat/completions").status_code == 405
+
+
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_page_calls_only_what_is_served(kit: Any, path: str) -> None:
     called = set(re.findall(r"(?:fetch|call)\(\"([^\"]+)\"", kit.caller().request("GET", path).text))

@@ -194,6 +194,18 @@ def test_parameters_are_read() -> None:
     assert read(text={"verbosity": "low"}).schema is None
 
 
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"n": 1, "stop": [], "max_tokens": None, "response_format": {"type": "text"}},
+        {"store": False, "truncation": "disabled", "background": False, "max_tool_calls": None},
+        {"client_metadata": {"x": "y"}, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s"},
+    ],
+)
+def test_values_that_ask_for_nothing_are_taken(harmless: dict[str, Any]) -> None:
+    assert read(**harmless) == read()
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
@@ -212,6 +224,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "r"}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
+    ({"prompt": {"id": "p"}}, "prompt"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"stop": ["a"]}, "stop"),
+    ({"n": 2}, "n"),
+    ({"max_tokens": 5}, "max_tokens"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"min_tokens": 5}, "min_tokens"),
+    ({"logprobs": True}, "logprobs"),
     ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "custom"}]}, "name"),
     ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
@@ -220,6 +241,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": 1}, "metadata"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#"}}}}, "text.format.schema"),
     ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL], "tool_choice": "required"}, "text.format"),
 ]

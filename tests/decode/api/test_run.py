@@ -61,23 +61,25 @@ def test_cancel_after_the_end_is_not_passed_on(kit: Any) -> None:
     assert not kit.backend.cancels[0].asked.is_set()
 
 
-def test_a_refusal_of_one_of_several_stops_the_others(kit: Any) -> None:
-    submit = kit.backend.submit
+def test_several_are_submitted_together_and_refused_together(kit: Any) -> None:
+    submit_all, asked = kit.backend.submit_all, []
 
-    def one_place(request: GenerationRequest, sink: Any) -> Any:
-        if request.request_id == "r2":
-            raise EngineBusy("full")
-        return submit(request, sink)
+    def noted(parts: Any) -> Any:
+        asked.append([request.request_id for request, _ in parts])
+        return submit_all(parts)
 
-    kit.backend.submit = one_place
+    kit.backend.submit_all = noted
 
     async def start() -> None:
+        run_of(kit, 9, answers=3)
+        kit.backend.refusal = EngineBusy("full")
         with pytest.raises(ApiError) as caught:
-            run_of(kit, 9, answers=3)
+            run_of(kit, 9, answers=2)
         assert caught.value.status == 503
 
     asyncio.run(start())
-    assert [cancel.asked.is_set() for cancel in kit.backend.cancels] == [True, True]
+    assert asked == [["r0", "r1", "r2"], ["r0", "r1"]]
+    assert len(kit.backend.requests) == 3
 
 
 def test_what_shows_before_the_first_route_is_kept_with_its_end(kit: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from muser_decode.api.errors import ApiError
 from muser_decode.api.parameters import Parameters
-from muser_decode.api.schemas import Asked, ChatRequest, read_chat_request
+from muser_decode.api.schemas import Asked, ChatRequest, circular_reference, read_chat_request
 from muser_decode.api.tools import Toolbox
 from muser_decode.engine.request import SamplingParams
 from muser_decode.formats.conversation import Message, Tool, ToolCall
@@ -99,6 +99,8 @@ def test_null_means_the_default() -> None:
         {"top_k": -1},
         {"stop": []},
         {"max_tokens": 3, "max_completion_tokens": 3, "seed": None},
+        {"echo": False, "suffix": "", "bad_words": [], "prompt_logprobs": None, "allowed_token_ids": None},
+        {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False},
     ],
 )
 def test_values_that_ask_for_nothing_are_taken(harmless: dict[str, Any]) -> None:
@@ -130,6 +132,18 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
     ({"min_tokens": 2}, "min_tokens"),
     ({"store": True}, "store"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"bad_words": ["x"]}, "bad_words"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ({"max_output_tokens": 5}, "max_output_tokens"),
+    ({"stop_sequences": ["x"]}, "stop_sequences"),
+    ({"instructions": "x"}, "instructions"),
+    ({"system": "x"}, "system"),
     ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tool_choice": {"type": "custom"}}, "tool_choice"),
@@ -336,6 +350,34 @@ def test_formats_of_answers() -> None:
     assert read(response_format=wanted).asked.schema == schema
     assert read(response_format={"type": "json_object"}).asked.schema == ANY_OBJECT
     assert read(response_format={"type": "text"}).asked.schema is None
+
+
+CIRCLES: list[tuple[dict[str, Any], str | None]] = [
+    ({"$ref": "#"}, "#"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "#/$defs/a"),
+    ({"properties": {"a/b": {"$ref": "#/properties/a~1b"}}}, "#/properties/a~1b"),
+    ({"anyOf": [{"$ref": "#/anyOf/1"}, {"$ref": "#/anyOf/0"}]}, "#/anyOf/0"),
+    # What holds itself among other things, and what is somewhere else.
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, None),
+    ({"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, None),
+    ({"properties": {"$ref": {"type": "string"}}}, None),
+    ({"$ref": "#/$defs/none"}, None),
+    ({"anyOf": [{"$ref": "#/anyOf/7"}, {"$ref": "other.json"}]}, None),
+    # A long chain is looked through once.
+    ({"$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(5000)}}, None),
+]
+
+
+@pytest.mark.parametrize(("schema", "circle"), CIRCLES)
+def test_a_reference_that_leads_only_to_itself_is_refused(schema: dict[str, Any], circle: str | None) -> None:
+    assert (circular_reference(schema) is None) == (circle is None)
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    if circle is None:
+        assert read(response_format=wanted).asked.schema == schema
+        return
+    with pytest.raises(ApiError, match="leads only to itself") as caught:
+        read(response_format=wanted)
+    assert (caught.value.status, caught.value.param) == (400, "response_format.json_schema.schema")
 
 
 def test_reasoning_and_variables() -> None:

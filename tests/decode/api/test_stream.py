@@ -48,6 +48,8 @@ def test_usage_comes_last_when_asked_for(kit: Any) -> None:
     assert events[-1] == "[DONE]"
     assert (events[-2]["choices"], events[-2]["usage"]) == ([], whole["usage"])
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
+    # Every other chunk says that it is not there yet.
+    assert [event["usage"] for event in events[:-2]] == [None] * 7
 
 
 def test_characters_and_stop_strings_are_never_cut(kit: Any) -> None:

@@ -25,6 +25,8 @@ def test_a_conversation_becomes_what_the_engine_is_asked(kit: Any) -> None:
     assert body["tokens"] == tokens
     assert body["prompt"] == "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     assert tokens.count(258) == 1
+    same = kit.caller().call("/apply-template", messages=USER, add_generation_prompt=True, continue_final_message=False)
+    assert same.json() == body
 
 
 def test_a_prompt_is_explained_as_ids_text_or_the_body_of_a_chat(kit: Any) -> None:
@@ -54,6 +56,10 @@ def test_ids_become_text(kit: Any) -> None:
         ("/detokenize", {"tokens": [259]}, "tokens"),
         ("/detokenize", {"tokens": [1.5]}, "tokens"),
         ("/apply-template", {"prompt": "x"}, "messages"),
+        ("/tokenize", {"messages": USER, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/apply-template", {"messages": USER, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/apply-template", {"messages": USER, "continue_final_message": True}, "continue_final_message"),
+        ("/explain-cache", {"messages": USER, "chat_template": "x"}, "chat_template"),
         ("/explain-cache", {}, "prompt"),
         ("/explain-cache", {"tokens": [259]}, "tokens"),
     ],

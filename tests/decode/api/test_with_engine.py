@@ -167,6 +167,83 @@ def test_a_schema_that_cannot_be_followed_is_refused(ask: Any) -> None:
         assert (error["code"], error["param"]) == ("invalid_value", "response_format")
 
 
+def optional(count: int) -> dict[str, Any]:
+    """The schema of an object with so many properties, none of which is required."""
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+
+
+def named(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "k", "schema": schema}}
+
+
+@pytest.mark.parametrize("schema", [optional(600), {"anyOf": [optional(25)] * 20}])
+def test_a_large_schema_is_followed(ask: Any, schema: dict[str, Any]) -> None:
+    response = ask(response_format=named(schema), temperature=0, max_tokens=24)
+    assert response.status_code == 200
+    assert content(response)[0] == "{"
+
+
+TOO_LARGE = optional(1100)
+
+
+def tool(name: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def test_a_schema_that_is_too_large_is_refused_by_name_before_anything_runs(
+    kit: Any, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "submit_all", lambda _parts: pytest.fail("it was submitted"), raising=False)
+    call = kit.caller(other=backend).call
+    turns = [{"role": "user", "content": "Hi"}]
+    small, large = tool("f", optional(2)), tool("g", TOO_LARGE)
+    chats: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": named(TOO_LARGE)}, "response_format"),
+        ({"response_format": named(TOO_LARGE), "stream": True}, "response_format"),
+        ({"response_format": named(TOO_LARGE), "tools": [small]}, "response_format"),
+        ({"response_format": named(optional(2)), "tools": [small, large]}, "tools"),
+        ({"tools": [large], "tool_choice": "required"}, "tools"),
+        ({"tools": [small, large], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool("g", TOO_LARGE, strict=True)]}, "tools"),
+    ]
+    asked = [("/v1/chat/completions", {"messages": turns, **body}, param) for body, param in chats]
+    form = {"type": "json_schema", "name": "k", "schema": TOO_LARGE}
+    asked.append(("/v1/responses", {"input": "Hi", "text": {"format": form}}, "text.format"))
+    settings = {"max_tokens": 9, "output_config": {"format": form}}
+    asked.append(("/v1/messages", {"messages": turns, **settings}, "output_config.format"))
+    for path, body, param in asked:
+        response = call(path, **body)
+        assert response.status_code == 400, (path, param)
+        assert repr(param) in response.json()["error"]["message"]
+        assert "too complex" in response.json()["error"]["message"]
+
+
+def test_what_is_too_large_behind_a_choice_fails_that_answer_alone(ask: Any) -> None:
+    # Every answer gets there, after a choice between true and false.
+    schema = {"type": "array", "items": TOO_LARGE, "minItems": 1, "maxItems": 1}
+    several = {"type": "object", "properties": {"z": {"type": "boolean"}, "a": schema}, "required": ["z", "a"]}
+    response = ask(response_format=named({**several, "additionalProperties": False}), temperature=0)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
+    assert ask(max_tokens=1).status_code == 200
+
+
+def test_more_answers_than_there_are_places_are_refused_by_name(tiny_llama: Path, kit: Any) -> None:
+    with local_backend(tiny_llama, max_batch=2, max_queue=2) as backend:
+        call = kit.caller(other=backend).call
+        turns = [{"role": "user", "content": "Hi"}]
+        for stream in (False, True):
+            chat = call("/v1/chat/completions", messages=turns, n=5, max_tokens=2, stream=stream)
+            texts = call("/v1/completions", prompt=["a"] * 5, max_tokens=2, stream=stream)
+            both = call("/v1/completions", prompt=["a"] * 3, n=2, max_tokens=2, stream=stream)
+            errors = [response.json()["error"] for response in (chat, texts, both)]
+            assert [response.status_code for response in (chat, texts, both)] == [400, 400, 400]
+            assert [error["param"] for error in errors] == ["n", "prompt", "prompt"]
+            assert all("4 answers at most" in error["message"] for error in errors)
+        assert backend.engine.load == 0
+        assert len(call("/v1/chat/completions", messages=turns, n=4, max_tokens=2).json()["choices"]) == 4
+        assert len(call("/v1/completions", prompt=["a"] * 4, max_tokens=2).json()["choices"]) == 4
+
+
 TOOLS = [
     {
         "type": "function",

@@ -11,7 +11,7 @@ from engine_runs import GRID, PROMPT, WAIT_S, Blocking, Box, Layered, ask, make_
 from memory_source import MemorySource
 
 from muser_decode.engine import floor, loop
-from muser_decode.engine.loop import Engine
+from muser_decode.engine.loop import Engine, Submission
 from muser_decode.engine.request import (
     Event,
     Finished,
@@ -89,6 +89,29 @@ def test_the_queue_is_bounded_and_opens_again(tiny_llama: Path) -> None:
         assert isinstance(box.end(), Finished)
     assert len(run(engine, ask(new=1)).tokens) == 1
     assert engine.load == 0
+    assert engine.stop()
+
+
+def test_several_are_taken_together_or_not_at_all(tiny_llama: Path) -> None:
+    engine = new_engine(lambda: make_decoder(tiny_llama), max_batch=2, max_queue=2)
+    engine.start()
+    assert engine.places == 4
+    blocking = Blocking()
+    engine.submit(ask(new=1), blocking)
+    assert blocking.reached.wait(WAIT_S)
+    refused = [Box() for _ in range(4)]
+    with pytest.raises(EngineBusy):
+        engine.submit_all([Submission(ask(PROMPT[:4], new=1), box) for box in refused])
+    with pytest.raises(RequestInvalid):
+        engine.submit_all([Submission(ask(PROMPT[:4], new=1), refused[0]), Submission(ask((), new=1), refused[1])])
+    assert engine.load == 1
+    boxes = [Box() for _ in range(3)]
+    generations = engine.submit_all([Submission(ask(PROMPT[:4], new=1), box) for box in boxes])
+    assert (len(generations), engine.load) == (3, 4)
+    blocking.go.set()
+    for box in (blocking.box, *boxes):
+        assert isinstance(box.end(), Finished)
+    assert [box.events for box in refused] == [[], [], [], []]
     assert engine.stop()
 
 

@@ -132,3 +132,33 @@ def test_the_command_talks_to_a_node(monkeypatch: pytest.MonkeyPatch, capsys: py
 
     assert main(["chat", "--port", "1", "--max-tokens", "3"]) == 0
     assert "Good day" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("stdin", "status"), [(io.StringIO, 1), (Terminal, 0)], ids=["a script", "a terminal"])
+@pytest.mark.parametrize("lines", ["Hi\n", "Hi\nMore\n", "More\nHi\n"])
+def test_a_script_learns_that_an_answer_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdin: Any, status: int, lines: str
+) -> None:
+    def chunks(_self: Endpoint, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        yield from CHUNKS[:2]
+        if body["messages"][-1]["content"] == "Hi":
+            raise AskFailed("device lost")
+        yield from CHUNKS[2:]
+
+    monkeypatch.setattr(Endpoint, "model_id", lambda _self: "m")
+    monkeypatch.setattr(Endpoint, "chunks", chunks)
+    monkeypatch.setattr("sys.stdin", stdin(lines))
+    waiting = lines.splitlines()
+
+    def read(_prompt: str = "") -> str:
+        if not waiting:
+            raise EOFError
+        return waiting.pop(0)
+
+    monkeypatch.setattr("builtins.input", read)
+    from muser_wire.cli.__main__ import main
+
+    assert main(["chat", "--port", "1"]) == status
+    out = capsys.readouterr().out
+    assert "(failed: device lost)" in out
+    assert ("Good day" in out) == ("More" in lines)
