@@ -188,7 +188,9 @@ def test_a_producer_that_restarts_is_asked_for_what_the_decode_node_lacks(house:
     other: Messages = [SYSTEM, {"role": "user", "content": SENTENCE}]
     half = chat(node, other)
     assert 0 < half["origins"]["memory"] < half["prompt"] - 1
-    assert half["origins"]["remote_computed"] + half["origins"]["memory"] == half["prompt"] - 1
+    # The producer has all that the two prompts share; the decode node may not have saved the last rows of it yet.
+    assert half["origins"]["remote_computed"] > 0
+    assert (half["origins"]["disk"], half["origins"]["local_computed"]) == (0, 0)
     ports = ["--control-port", str(producer.ports["control_port"]), "--data-port", "0"]
     producer.kill()
     house.start("muser_prefill", *ports)
