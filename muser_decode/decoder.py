@@ -110,7 +110,7 @@ class MlxDecoder:
             x = self._layer(index, layer, x, run)
         run.commit()
         x = mx.fast.rms_norm(x, self._final_norm, self.spec.norm_eps)
-        return self._pointwise.logits(self._head(x))
+        return self._pointwise.logits(self._head(x, apart=run.apart))
 
     def _rows(self, ids: mx.array) -> mx.array:
         """Return the residual stream before the first layer."""
@@ -126,15 +126,16 @@ class MlxDecoder:
         out = run.attended(index, q, seen)
         if spec.attention_gate:
             out = self._pointwise.gated(out, z[:, -spec.heads * spec.head_dim :])
-        x = self._added(x, layer.o, out, layer.attn_post_norm)
-        gate, up = mx.split(layer.gate_up(mx.fast.rms_norm(x, layer.mlp_norm, spec.norm_eps)), 2, axis=-1)
-        return self._added(x, layer.down, self._pointwise.activated(gate, up), layer.mlp_post_norm)
+        x = self._added(x, layer.o, out, layer.attn_post_norm, run)
+        normed = mx.fast.rms_norm(x, layer.mlp_norm, spec.norm_eps)
+        gate, up = mx.split(layer.gate_up(normed, apart=run.apart), 2, axis=-1)
+        return self._added(x, layer.down, self._pointwise.activated(gate, up), layer.mlp_post_norm, run)
 
-    def _added(self, x: mx.array, linear: Linear, y: mx.array, post_norm: mx.array | None) -> mx.array:
+    def _added(self, x: mx.array, linear: Linear, y: mx.array, post_norm: mx.array | None, run: Run) -> mx.array:
         """Return the residual stream with a half layer's result, normalised where the model does that."""
         if post_norm is None or self.spec.post_norm_eps is None:
-            return linear.added(x, y)
-        return x + mx.fast.rms_norm(linear(y), post_norm, self.spec.post_norm_eps)
+            return linear.added(x, y, apart=run.apart)
+        return x + mx.fast.rms_norm(linear(y, apart=run.apart), post_norm, self.spec.post_norm_eps)
 
     def _queries(self, index: int, layer: Layer, x: mx.array, run: Run) -> tuple[mx.array, mx.array, Seen]:
         """Append one layer's keys and values to the caches.
@@ -143,7 +144,7 @@ class MlxDecoder:
         that they see. Queries and keys are normalised and rotated together.
         """
         spec = self.spec
-        z = layer.projections(mx.fast.rms_norm(x, layer.attn_norm, spec.norm_eps))
+        z = layer.projections(mx.fast.rms_norm(x, layer.attn_norm, spec.norm_eps), apart=run.apart)
         rows = z.reshape(x.shape[0], -1, spec.head_dim).transpose(1, 0, 2)
         both = spec.heads + spec.kv_heads
         qk, v = rows[:both], rows[both : both + spec.kv_heads]

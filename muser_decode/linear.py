@@ -39,14 +39,17 @@ Form = AffineWeight | BlockScaledWeight | None
 
 
 class Linear(Protocol):
-    """A matrix `[out, in]` without bias."""
+    """A matrix `[out, in]` without bias.
 
-    def __call__(self, x: mx.array) -> mx.array:
+    `apart` says that the rows are of different requests: in float32 on a CPU each is then what it would be alone.
+    """
+
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`: `[tokens, in]` to `[tokens, out]`."""
 
-    def added(self, residual: mx.array, x: mx.array) -> mx.array:
+    def added(self, residual: mx.array, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `residual + x @ W.T`, in one operation where the layout has one."""
-        return residual + self(x)
+        return residual + self(x, apart=apart)
 
     def rows(self, ids: mx.array) -> mx.array:
         """Return rows `ids` of the matrix, `[len(ids), in]`: the embedding of tokens."""
@@ -60,11 +63,11 @@ class Rows(Linear):
         self._transposed = weight.T
         mx.eval(self._transposed)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`."""
         return x @ self._transposed
 
-    def added(self, residual: mx.array, x: mx.array) -> mx.array:
+    def added(self, residual: mx.array, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `residual + x @ W.T` by one kernel."""
         return mx.addmm(residual, x, self._transposed)
 
@@ -76,18 +79,18 @@ class Rows(Linear):
 class Tiles(Linear):
     """A dense matrix `[out, in]` cut into tiles `[out / 64, in, 64]`; the last one is padded with zeros.
 
-    Up to FEW_ROWS rows are each what they would be alone, bit for bit. Of more rows each depends at most on its place
-    among FEW_ROWS; see `muser_decode.alike`.
+    Up to FEW_ROWS rows that are `apart` are each what they would be alone, bit for bit. Of more rows, as units of a
+    prompt have, each depends at most on its place among FEW_ROWS; see `muser_decode.alike`.
     """
 
     def __init__(self, tiles: mx.array, out: int) -> None:
         self._tiles, self._out = tiles, out
         self._alike = alike(tiles.shape[1], TILE, tiles.dtype)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`."""
         rows = x.shape[0]
-        if self._alike.few < rows <= FEW_ROWS:
+        if apart and self._alike.few < rows <= FEW_ROWS:
             groups = -(-rows // self._alike.few)
             y = self._in_groups(x, groups, -(-rows // groups))
         elif rows > FEW_ROWS and not self._alike.many:
@@ -122,7 +125,7 @@ class Packed(Linear):
         self._offsets = _exactly([weight.offsets for weight in weights], dtype)
         mx.eval(self._q, self._scales, self._offsets)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`."""
         return mx.quantized_matmul(
             x, self._q, self._scales, self._offsets, transpose=True, group_size=self._group, bits=self._bits
@@ -165,7 +168,7 @@ class BlockScaled(Linear):
         self._multiplied = mx.compile(_multiplied, shapeless=True) if on_gpu() else _multiplied
         mx.eval(self._codes, self._scales, self._factors)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`."""
         y = mx.quantized_matmul(
             x,
@@ -196,9 +199,9 @@ class Joined(Linear):
     def __init__(self, parts: Sequence[Linear]) -> None:
         self._parts = tuple(parts)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, apart: bool = False) -> mx.array:
         """Return `x @ W.T`."""
-        return mx.concatenate([part(x) for part in self._parts], axis=-1)
+        return mx.concatenate([part(x, apart=apart) for part in self._parts], axis=-1)
 
     def rows(self, ids: mx.array) -> mx.array:
         """Refuse: rows are read from an embedding, which is one matrix."""

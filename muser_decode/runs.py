@@ -22,6 +22,9 @@ Seen = list[tuple[mx.array, mx.array]]
 class Run(Protocol):
     """Rows of one run. Those of a layer are `[heads, rows, head_dim]`."""
 
+    apart: bool
+    """Whether they are of different requests."""
+
     def rotated(self, rope: Rope, x: mx.array) -> mx.array:
         """Return heads turned to their rows' positions."""
 
@@ -37,6 +40,8 @@ class Run(Protocol):
 
 class ChunkRun(Run):
     """The next `tokens` tokens of one cache's sequence."""
+
+    apart = False
 
     def __init__(self, spec: ModelSpec, cache: KVCache, tokens: int) -> None:
         self._cache, self._start, self._stop = cache, cache.length, cache.length + tokens
@@ -69,6 +74,7 @@ class StepRun(Run):
 
     def __init__(self, spec: ModelSpec, caches: Sequence[KVCache]) -> None:
         self._caches = caches
+        self.apart = len(caches) > 1
         for cache in caches:
             cache.reserve(cache.length + 1)
         self._attend = attention_of_one(spec.attention_scale)

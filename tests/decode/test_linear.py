@@ -137,7 +137,7 @@ def test_rows_of_several_requests_are_each_what_they_are_alone(columns: int, row
     tiles = mx.array(random.standard_normal((2, columns, 64)).astype(np.float32))
     x = random.standard_normal((rows, columns)).astype(np.float32)
     matrix = Tiles(tiles, 100)
-    together = np.array(matrix(mx.array(x)))
+    together = np.array(matrix(mx.array(x), apart=True))
     alone = np.concatenate([np.array(matrix(mx.array(row[None]))) for row in x])
     np.testing.assert_array_equal(together, alone)
     expected = x.astype(np.float64) @ np.array(tiles, np.float64).transpose(1, 0, 2).reshape(columns, 128)[:, :100]
