@@ -112,13 +112,10 @@ def compiling(environment: Mapping[str, str], flags: str) -> dict[str, str]:
     return {**environment, "CXXFLAGS": kept.strip()}
 
 
-def processor() -> str:
-    """Return the processor's flags as Linux lists them; nothing elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2] for line in text.splitlines() if line.startswith("flags")), "")
+def succeeds(*command: str) -> bool:
+    """Run a command that may compile a peer, its output on standard error; return whether it ended well."""
+    environment = compiling(os.environ, _cpuinfo("flags"))
+    return subprocess.run(command, check=False, stdout=sys.stderr, env=environment).returncode == 0
 
 
 def peer_python(venv: Path, requirements: Sequence[str]) -> Path:
@@ -137,8 +134,7 @@ def peer_python(venv: Path, requirements: Sequence[str]) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
     # Some peers have no wheel and are compiled: that takes minutes, once.
-    done = subprocess.run([*pip, *requirements], check=False, stdout=sys.stderr, env=compiling(os.environ, processor()))
-    if done.returncode:
+    if not succeeds(*pip, *requirements):
         raise PeerUnavailable(f"pip could not install {', '.join(requirements)}")
     stamp.touch()
     return python
@@ -239,12 +235,16 @@ def _congestion_control() -> str:
 
 
 def _processor() -> str:
+    return _cpuinfo("model name") or platform.processor()
+
+
+def _cpuinfo(field: str) -> str:
+    """Return what Linux says of the first processor; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def write_result(out: Path, host: Mapping[str, Any], **result: Any) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from bench.driver import CONSTRAINTS, PeerUnavailable, compiling, peer_python, processor
+from bench.driver import CONSTRAINTS, PeerUnavailable, peer_python, succeeds
 
 TOOLS = ("cmake>=3.28,<5", "ninja")
 OPTIONS = {
@@ -59,5 +57,5 @@ def built_llama_server(venv: Path, release: str) -> Path:
 
 
 def _run(*command: str) -> None:
-    if subprocess.run(command, check=False, stdout=sys.stderr, env=compiling(os.environ, processor())).returncode:
+    if not succeeds(*command):
         raise PeerUnavailable(f"{command[0]} failed, see above")

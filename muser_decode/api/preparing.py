@@ -184,7 +184,8 @@ class Kitchen:
         elif asked.toolbox.required:
             forced = _known(form.forced_call(tools), "tool_choice", "be made to call a tool")
             begin = self._grammar(lambda: lark_grammar(forced), "tools")
-            self._check_calls(tools)
+            if len(tools) > 1:
+                self._check_calls(tools)
         elif any(tool.strict for tool in tools):
             strict = _known(form.strict_call(tools), "tools", "be held to 'strict' arguments")
             begin = self._grammar(lambda: lark_grammar(strict), "tools")
