@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -53,16 +54,24 @@ def run_tool(command: Sequence[str]) -> str:
 
 
 def hand_over(command: Sequence[str]) -> int:
-    """Run a tool of the system on this terminal; return its exit status.
+    """Run a tool of the system on this terminal; return its exit status. Who ends this process ends the tool.
 
     Raises:
         ServiceError: it is missing.
     """
     sys.stdout.flush()
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
+        # Whatever is raised while it runs ends it.
         return subprocess.run(command, check=False).returncode
     except OSError as error:
         raise ServiceError(f"{command[0]} cannot be run: {error.strerror or error}") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def publish(path: Path, text: str, *, replace: bool) -> bool:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,3 +55,15 @@ def test_a_tool_that_fails_is_quoted_and_one_that_is_missing_is_named() -> None:
         run_tool(["sh", "-c", "echo no >&2; exit 3"])
     with pytest.raises(ServiceError, match="muser-no-such-tool cannot be run: No such file"):
         run_tool(["muser-no-such-tool"])
+
+
+def test_who_ends_a_command_ends_the_tool_that_it_runs() -> None:
+    script = "from muser_wire.services.program import hand_over; hand_over(['sh', '-c', 'echo $$; exec sleep 60'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        tool = int(command.stdout.readline())
+        os.kill(tool, 0)
+        command.terminate()
+        assert command.wait(20) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(tool, 0)
