@@ -81,7 +81,7 @@ def _add_systemd(install: argparse.ArgumentParser, uninstall: argparse.ArgumentP
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do one step; return the exit status.
+    """Do one step; return the exit status, or become the system's tool that shows what was asked for.
 
     Raises:
         WireError: it cannot be done; the message says why.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from muser_wire import private_files
 from muser_wire.services.errors import ServiceError
 
 NODE_MODULES = {"prefill": "muser_prefill", "decode": "muser_decode"}
+
+# What is ignored stays so in a tool that this process becomes, and `logs | head` ends `tail` by the first of them.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,20 @@ def run_tool(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def hand_over(command: Sequence[str]) -> int:
-    """Run a tool of the system on this terminal; return its exit status. Who ends this process ends the tool.
+def hand_over(command: Sequence[str]) -> NoReturn:
+    """Become a tool of the system: this process is the tool's from here on, so who ends it ends the tool.
 
     Raises:
         ServiceError: it is missing.
     """
     sys.stdout.flush()
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in IGNORED_BY_PYTHON}
     try:
-        # Whatever is raised while it runs ends it.
-        return subprocess.run(command, check=False).returncode
+        os.execvp(command[0], list(command))
     except OSError as error:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         raise ServiceError(f"{command[0]} cannot be run: {error.strerror or error}") from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
 
 
 def publish(path: Path, text: str, *, replace: bool) -> bool:

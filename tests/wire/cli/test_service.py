@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import plistlib
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,11 +160,12 @@ def test_a_decode_node_that_would_be_open_to_others_is_not_installed(
     assert "--host 0.0.0.0 is not a loopback address: it needs --api-key-file" in capsys.readouterr().err
 
 
-def test_the_log_of_an_agent_is_shown(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_an_agent_is_shown(home: Path, tmp_path: Path) -> None:
     agents, logs = tmp_path / "Library/LaunchAgents", tmp_path / "Library/Logs/Muser"
     agents.mkdir(parents=True)
     logs.mkdir(parents=True)
     (agents / "local.muser.decode.plist").touch()
     (logs / "decode.log").write_text("one\ntwo\nthree\n")
-    assert decode(["service", "logs", "--lines", "2"]) == 0
-    assert capfd.readouterr().out == "two\nthree\n"
+    # In a process of its own, for that becomes `tail`.
+    command = [sys.executable, "-m", "muser_decode", "service", "logs", "--lines", "2"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "two\nthree\n"

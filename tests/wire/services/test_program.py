@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muser_wire.services.errors import ServiceError
-from muser_wire.services.program import Program, installation, publish, remove, run_tool
+from muser_wire.services.program import Program, hand_over, installation, publish, remove, run_tool
 
 
 def test_the_command_names_this_python_and_the_file() -> None:
@@ -57,13 +56,37 @@ def test_a_tool_that_fails_is_quoted_and_one_that_is_missing_is_named() -> None:
         run_tool(["muser-no-such-tool"])
 
 
+def hand_over_elsewhere(*command: str) -> subprocess.Popen[str]:
+    """Start a process that hands over to a tool."""
+    script = f"from muser_wire.services.program import hand_over; hand_over({command!r})"
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
 def test_who_ends_a_command_ends_the_tool_that_it_runs() -> None:
-    script = "from muser_wire.services.program import hand_over; hand_over(['sh', '-c', 'echo $$; exec sleep 60'])"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as command:
+    with hand_over_elsewhere("sh", "-c", "echo $$; exec sleep 60") as command:
         assert command.stdout is not None
-        tool = int(command.stdout.readline())
-        os.kill(tool, 0)
+        assert int(command.stdout.readline()) == command.pid
         command.terminate()
-        assert command.wait(20) == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(tool, 0)
+        assert command.wait(20) == -signal.SIGTERM
+
+
+def test_a_tool_s_exit_status_is_the_command_s() -> None:
+    with hand_over_elsewhere("sh", "-c", "echo x; exit 3") as command:
+        assert command.communicate(timeout=20) == ("x\n", None)
+    assert command.returncode == 3
+
+
+def test_a_tool_whose_reader_leaves_ends_quietly() -> None:
+    """As after `logs | head`: Python ignores SIGPIPE, and what is ignored stays so in what it executes."""
+    with hand_over_elsewhere("yes") as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "y\n"
+        command.stdout.close()
+        assert command.wait(20) == -signal.SIGPIPE
+
+
+def test_a_tool_that_is_missing_is_named_and_signals_stay_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGPIPE)
+    with pytest.raises(ServiceError, match="muser-no-such-tool cannot be run: No such file"):
+        hand_over(["muser-no-such-tool"])
+    assert signal.getsignal(signal.SIGPIPE) == before
