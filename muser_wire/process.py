@@ -1,16 +1,21 @@
-"""What a node's process does beside its work: the ready file, the signals that end it."""
+"""What a process does beside its work: the ready file, the signals that end it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from muser_wire.errors import WireError
 from muser_wire.private_files import publish
+
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals by which a user, a service manager and a closed terminal end a process."""
 
 
 class ReadyFileError(WireError):
@@ -41,6 +46,32 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
     return stop
+
+
+@contextlib.contextmanager
+def interruptions_held() -> Iterator[None]:
+    """Hold back, until the block ends, the signals whose handlers may raise.
+
+    For a block that starts a process and takes note of it: an exception between the two would leave it running. Signals
+    that nothing handles, or that are ignored, stay so; beside the main thread, where no handler runs, nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+
+    # Not the kernel's mask: what is started in the block would inherit it.
+    before = {number: signal.signal(number, hold) for number in INTERRUPTIONS if callable(signal.getsignal(number))}
+    try:
+        yield
+    finally:
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def reload_on_hangup(stop: threading.Event) -> threading.Event:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from muser_wire.errors import WireError
 from muser_wire.numerics import Lane
+from muser_wire.process import interruptions_held
 from muser_wire.settings.keys import NO_FILE
 
 NODE_VARIABLES = ("MUSER_PREFILL_", "MUSER_DECODE_")
@@ -163,8 +164,9 @@ class Pair:
             NodeFailed: one of them ended or was not ready in time.
         """
         for name, command in (("prefill", self._prefill_command), ("decode", self._decode_command)):
-            node = Node(name, command(), self.options.folder, piped=self.piped)
-            self.nodes.append(node)
+            with interruptions_held():
+                node = Node(name, command(), self.options.folder, piped=self.piped)
+                self.nodes.append(node)
             on_start(node)
             node.wait_ready(self.options.start_timeout_s, idle)
 

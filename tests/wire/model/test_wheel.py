@@ -346,7 +346,7 @@ def test_an_interruption_ends_pip(registry: Registry, home: Path, fake_python: C
 
     class Interrupting(Recorder):
         def bytes_done(self, what: str, done: int, total: int) -> None:
-            if (registry.path.parent / "pid").exists():
+            if (registry.path.parent / "pid").exists() and (registry.path.parent / "pid").read_text():
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
