@@ -38,7 +38,7 @@ from muser_wire.model.identity import node_identities
 from muser_wire.model.tokenizer import load_tokenizer
 from muser_wire.notify import Notifier, Watchdog, more_time_to_load
 from muser_wire.pairing.trust import consumer_trust
-from muser_wire.process import reload_on_hangup, stop_on_signals, write_ready_file
+from muser_wire.process import SignalFlag, reload_on_hangup, stop_on_signals, write_ready_file
 from muser_wire.settings.reload import Changes, Reloader
 from muser_wire.settings.settings import Settings
 from muser_wire.trace import configure_trace
@@ -292,7 +292,7 @@ class HttpServer:
         self.notifier.ready(f"serving {self.config.model_id} on {self.config.host}:{port}")
 
 
-def run_http(http: HttpServer, upkeep: Upkeep, stop: threading.Event) -> None:
+def run_http(http: HttpServer, upkeep: Upkeep, stop: SignalFlag) -> None:
     """Serve until `stop` is set, then let requests under way finish for the configured seconds.
 
     Raises:

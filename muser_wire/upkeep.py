@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from muser_wire.notify import Watchdog
+from muser_wire.process import SignalFlag
 
 LOOK_S = 0.25
 """How often the main thread looks, in seconds."""
@@ -18,7 +18,7 @@ class Upkeep:
     """Called from the main thread's loop. `hangup` is set by SIGHUP; `reload` acts on it."""
 
     watchdog: Watchdog
-    hangup: threading.Event
+    hangup: SignalFlag
     reload: Callable[[], None]
 
     def look(self) -> None:
@@ -28,7 +28,7 @@ class Upkeep:
             self.hangup.clear()
             self.reload()
 
-    def until(self, stop: threading.Event) -> None:
+    def until(self, stop: SignalFlag) -> None:
         """Return when `stop` is set; look meanwhile."""
         while not stop.wait(LOOK_S):
             self.look()

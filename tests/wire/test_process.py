@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from muser_wire.process import interruptions_held, reload_on_hangup, stop_on_signals, write_ready_file
+from muser_wire.cli.nodes import termination_as_interrupt
+from muser_wire.process import SignalFlag, interruptions_held, reload_on_hangup, stop_on_signals, write_ready_file
 
 
 @pytest.fixture
@@ -28,10 +30,47 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_signals_that_end_a_node_set_the_event(handlers: None, number: int) -> None:
     stop = stop_on_signals()
-    assert isinstance(stop, threading.Event)
     assert not stop.is_set()
     os.kill(os.getpid(), number)
     assert stop.wait(5.0)
+
+
+ALARMED = """
+import signal, sys
+from muser_wire.process import SignalFlag
+flag, alarms = SignalFlag(), 0
+def alarm(number, frame):
+    global alarms
+    alarms += 1
+    if alarms % 2:
+        flag.set()
+signal.signal(signal.SIGALRM, alarm)
+for turn in range(20_000):
+    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + turn % 50))
+    flag.wait(10e-6)
+    flag.clear()
+signal.setitimer(signal.ITIMER_REAL, 0)
+sys.exit(0 if alarms > 1000 else f"{alarms} signals came")
+"""
+
+
+def test_a_flag_is_set_wherever_the_signal_meets_the_wait() -> None:
+    """Every other one sets it. With threading.Event the process soon waits for itself, with SimpleQueue for ever."""
+    done = subprocess.run([sys.executable, "-c", ALARMED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_flag_wakes_who_waits_until_it_is_cleared() -> None:
+    flag = SignalFlag()
+    assert not flag.wait(0.0)
+    threading.Timer(0.05, flag.set).start()
+    assert flag.wait(20.0)
+    assert flag.wait(20.0)
+    flag.clear()
+    assert not flag.is_set()
+    began = time.monotonic()
+    assert not flag.wait(0.05)
+    assert time.monotonic() - began >= 0.05, "what woke it before is forgotten"
 
 
 def test_a_ready_file_appears_whole_and_alone(tmp_path: Path) -> None:
@@ -63,6 +102,30 @@ def test_what_is_ignored_or_handled_by_nobody_stays_so(handlers: None, handler: 
         assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.parametrize("moment", ["as it begins", "as it ends"])
+def test_a_signal_that_raises_while_handlers_are_exchanged_takes_none_away(
+    handlers: None, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    exchange = signal.signal
+
+    def interrupted(number: int, handler: Any) -> Any:
+        before = exchange(number, handler)
+        # SIGINT is the first: of the others' handlers none has been exchanged yet.
+        if number == signal.SIGINT and (handler is signal.default_int_handler) == (moment == "as it ends"):
+            monkeypatch.setattr(signal, "signal", exchange)
+            os.kill(os.getpid(), signal.SIGTERM if moment == "as it begins" else signal.SIGINT)
+        return before
+
+    exchange(signal.SIGINT, signal.default_int_handler)
+    with termination_as_interrupt():
+        monkeypatch.setattr(signal, "signal", interrupted)
+        with pytest.raises(KeyboardInterrupt), interruptions_held():
+            pass
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+
+
 def test_beside_the_main_thread_nothing_is_held() -> None:
     done = threading.Event()
 
@@ -85,7 +148,7 @@ def hangup_handler() -> Iterator[None]:
 
 def test_a_hangup_without_a_terminal_means_reload(hangup_handler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muser_wire.process._has_terminal", lambda: False)
-    stop = threading.Event()
+    stop = SignalFlag()
     reload = reload_on_hangup(stop)
     os.kill(os.getpid(), signal.SIGHUP)
     assert reload.wait(5.0)
@@ -93,12 +156,12 @@ def test_a_hangup_without_a_terminal_means_reload(hangup_handler: None, monkeypa
 
 
 WAITING = """
-import fcntl, signal, sys, termios, threading
-from muser_wire.process import reload_on_hangup
+import fcntl, signal, sys, termios
+from muser_wire.process import SignalFlag, reload_on_hangup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-stop = threading.Event()
+stop = SignalFlag()
 reload = reload_on_hangup(stop)
 open(sys.argv[2], "w").close()
 while not stop.wait(0.01):

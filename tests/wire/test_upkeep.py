@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from muser_wire.notify import Notifier, Watchdog
+from muser_wire.process import SignalFlag
 from muser_wire.upkeep import Upkeep, set_log_level
 
 
@@ -18,7 +18,7 @@ def root_level() -> Iterator[None]:
 
 
 def test_a_hangup_is_acted_on_once_and_the_loop_ends_with_stop() -> None:
-    stop, hangup, reloads = threading.Event(), threading.Event(), []
+    stop, hangup, reloads = SignalFlag(), SignalFlag(), []
 
     def reload() -> None:
         reloads.append(1)
