@@ -15,9 +15,6 @@ from muser_decode.formats.base import SPACED, Parser
 from muser_decode.tokenizer import StreamDecoder
 from muser_wire.model.tokenizer import Tokenizer
 
-ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-"""The schema of `json_object`."""
-
 MAX_ROW_ITEMS = 4_096
 """Ways in which a grammar may go on at one place: an object of a thousand optional properties has 4,007.
 
@@ -84,7 +81,7 @@ class Grammars:
         trial.try_consume_tokens(tables.greedy_tokenize(forced))
         trial.compute_bitmask()
         if trial.is_error():
-            raise GrammarRefused(f"it is too complex: {_first_line(trial.get_error())}")
+            raise GrammarRefused(f"it is too complex, or no text follows it: {_first_line(trial.get_error())}")
         return matcher
 
     def _made(self) -> llguidance.LLTokenizer:

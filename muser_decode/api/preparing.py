@@ -18,7 +18,7 @@ from muser_decode.api.parameters import Parameters
 from muser_decode.api.run import Run
 from muser_decode.api.schemas import Asked
 from muser_decode.engine.request import GenerationRequest, SamplingParams, TokenConstraint
-from muser_decode.formats.base import Parser, PlainParser
+from muser_decode.formats.base import ANY_OBJECT, Parser, PlainParser
 from muser_decode.formats.choice import choose
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.tagged import THINK
@@ -33,6 +33,8 @@ from muser_decode.grammar import (
     lark_grammar,
 )
 from muser_decode.template import RESERVED, ChatTemplate, MessagesRefused, Prompt
+
+STRICT = "be held to 'strict' arguments"
 
 
 @dataclass(frozen=True)
@@ -173,23 +175,18 @@ class Kitchen:
         tools, form, schema = asked.toolbox.tools, self._format, asked.schema
         tokenizer = self.backend.tokenizer
         if schema is not None:
-            source = partial(json_grammar, schema)
+            begin = self._grammar(partial(json_grammar, schema), form_param)
             if tools or form.forces_whole_answers:
-                # It may begin in several ways: each is tried alone too, for none of them is forced in the whole.
-                self._grammar(source, form_param)
-                self._check_calls(tools)
-                either = _known(form.forced_call(tools, schema), "tools", "be held to 'strict' arguments")
-                source = partial(lark_grammar, either)
-            begin = self._grammar(source, form_param)
+                # It may begin in several ways, so what was tried above is not tried in the whole.
+                either = _known(form.forced_call(self._followed(tools), schema), "tools", STRICT)
+                begin = self._grammar(lambda: lark_grammar(either), form_param)
         elif asked.toolbox.required:
-            forced = _known(form.forced_call(tools), "tool_choice", "be made to call a tool")
+            forced = _known(form.forced_call(self._followed(tools)), "tool_choice", "be made to call a tool")
             begin = self._grammar(lambda: lark_grammar(forced), "tools")
-            if len(tools) > 1:
-                self._check_calls(tools)
         elif any(tool.strict for tool in tools):
-            strict = _known(form.strict_call(tools), "tools", "be held to 'strict' arguments")
+            self._followed([tool for tool in tools if tool.strict])
+            strict = _known(form.strict_call(tools), "tools", STRICT)
             begin = self._grammar(lambda: lark_grammar(strict), "tools")
-            self._check_calls([tool for tool in tools if tool.strict])
             return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
         else:
             return None
@@ -197,22 +194,32 @@ class Kitchen:
             return begin
         return lambda: AfterReasoning(begin(), Listener(parser(), tokenizer))
 
-    def _check_calls(self, tools: Sequence[Tool]) -> None:
-        """Check tools one by one: a grammar of several is tried only to where their names differ.
+    def _followed(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Return the tools with a schema that a grammar can follow: of one that is not strict the arguments may be any.
 
         Raises:
-            ApiError: 400, the arguments of one cannot be followed.
+            ApiError: 400, the arguments of a strict one cannot be followed.
         """
-        for tool in tools:
-            alone = self._format.forced_call([tool])
-            if alone is not None:
-                self._grammar(partial(lark_grammar, alone), "tools")
+        return [tool if self._can_be_followed(tool) else replace(tool, parameters=ANY_OBJECT) for tool in tools]
+
+    def _can_be_followed(self, tool: Tool) -> bool:
+        sources = self._format.trials(tool)
+        if sources is None and tool.strict:
+            raise unsupported("tools", f"This model's message format cannot {STRICT}: those of {tool.name!r}.")
+        try:
+            for source in sources or ():
+                self._grammars.matcher(lark_grammar(source))
+        except GrammarRefused as error:
+            if tool.strict:
+                raise _no_grammar("tools", error, f"the schema of {tool.name!r}") from error
+            return False
+        return sources is not None
 
     def _grammar(self, grammar: Callable[[], str], param: str) -> Callable[[], TokenConstraint]:
         try:
             matcher = self._grammars.matcher(grammar())
         except GrammarRefused as error:
-            raise invalid(param, f"Invalid {param!r}: no grammar can be made of its schema: {error}") from error
+            raise _no_grammar(param, error) from error
         # Each generation has a state of its own.
         return lambda: GrammarConstraint(matcher.deep_copy())
 
@@ -275,6 +282,10 @@ def _known(grammar: str | None, param: str, what: str) -> str:
     if grammar is None:
         raise unsupported(param, f"This model's message format cannot {what}.")
     return grammar
+
+
+def _no_grammar(param: str, error: GrammarRefused, which: str = "its schema") -> ApiError:
+    return invalid(param, f"Invalid {param!r}: no grammar can be made of {which}: {error}")
 
 
 def derived(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -21,8 +21,8 @@ from muser_decode.api.parameters import (
 )
 from muser_decode.api.tools import Toolbox, read_toolbox
 from muser_decode.api.turns import read_messages
+from muser_decode.formats.base import ANY_OBJECT
 from muser_decode.formats.conversation import Message
-from muser_decode.grammar import ANY_OBJECT
 
 READ = (
     LENGTHS

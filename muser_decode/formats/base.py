@@ -15,6 +15,10 @@ SPACED: Mapping[str, object] = {"whitespace_flexible": False, "item_separator": 
 """For llguidance: white space after JSON's separators only. A model that favours it could go on with it for ever."""
 
 
+ANY_OBJECT: JsonObject = {"type": "object"}
+"""The schema of any JSON object."""
+
+
 class Parser(Protocol):
     """Reads one answer piece by piece. The joined results do not depend on where the text was cut."""
 
@@ -114,6 +118,14 @@ class MessageFormat(Protocol):
 
     def strict_call(self, tools: Sequence[Tool]) -> str | None:
         """Return a grammar of what follows the mark that begins a call; None where calls cannot be constrained."""
+
+    def trials(self, tool: Tool) -> Sequence[str] | None:
+        """Return grammars that are valid and not too complex where the arguments of a tool can be held to its schema.
+
+        Among them are those of its parts behind a choice, which nobody gets to who tries a call's grammar alone.
+
+        None where no grammar of text describes such arguments.
+        """
 
 
 def turn(message: Message) -> dict[str, object]:

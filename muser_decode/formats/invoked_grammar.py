@@ -1,6 +1,6 @@
 """The grammar of calls in the XML-like body of a message to a tool, in llguidance's dialect of Lark.
 
-A text argument is any text up to its closing tag, so a schema's `pattern` and `format` cannot be followed there.
+A text argument is any text up to its closing tag, so of a schema only its length can be followed there.
 """
 
 from __future__ import annotations
@@ -9,13 +9,25 @@ import json
 from collections.abc import Mapping, Sequence
 
 from muser_decode.errors import DecodeError
-from muser_decode.formats.base import SPACED, JsonObject
+from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.invoked import CALLS, CALLS_END, INVOKE_END, PARAMETER_END
-from muser_decode.formats.typed import resolved
+from muser_decode.formats.json_rule import json_rule
+from muser_decode.formats.typed import alternatives, resolved
 
 MAX_TEXT_CHARS = 4096
 """A bound on a text's length becomes part of an automaton, whose size grows with it."""
+
+CONSTANTS = frozenset({"const", "enum"})
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"})
+TEXT_KEYS = _NOTES | {"type", "minLength", "maxLength"}
+"""What may be said of a text that can be held to it."""
+
+OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+"""What may be said of arguments that can be held to it."""
+
+MAX_CHARS = 1 << 22
+"""Of a grammar. Each value that refers to its tool's schema brings the whole of that along."""
 
 _SHARED = rf"""SPACE: /[ \n]{{0,2}}/
 TEXT: /(.|\n)*/
@@ -26,7 +38,7 @@ free: "<atem:parameter name=\"" name "\">" text SPACE
 
 
 class NotSayable(DecodeError):
-    """A schema that the body's grammar cannot follow."""
+    """A schema that the body's grammar cannot follow, or that makes it too large."""
 
     code = "not_sayable"
 
@@ -43,7 +55,7 @@ def forced_grammar(tools: Sequence[Tool], answer: JsonObject | None = None) -> s
     last = [f'" to={tool.name}" <|message|> {_framed(rules.invoke(tool, typed=True))}' for tool in tools]
     if answer is not None:
         # A header without a recipient is the user's too.
-        last.append(f'" to=user"? <|message|> %json {json.dumps({**answer, "x-guidance": SPACED})}')
+        last.append(f'" to=user"? <|message|> {json_rule(answer)}')
     start = [
         "start: reasoning? last",
         'reasoning: " to=self" <|message|> TEXT <|eom|> <|start|> "assistant"',
@@ -64,6 +76,17 @@ def body_grammar(tools: Sequence[Tool]) -> str:
     return rules.grammar([f"start: {_framed(f'(({invokes}) SPACE)+')} <|eom|>?"])
 
 
+def trial_grammars(tool: Tool) -> list[str]:
+    """Return a grammar of a call of one tool, and of each JSON value that an argument may be.
+
+    Raises:
+        NotSayable: the tool is strict and has such a schema.
+    """
+    rules = _Rules()
+    call = rules.grammar([f"start: {_framed(rules.invoke(tool, typed=True))}"])
+    return [call, *(f"start: {one}" for one in rules.json)]
+
+
 def _framed(inner: str) -> str:
     return f"SPACE {json.dumps(CALLS)} SPACE {inner} SPACE {json.dumps(CALLS_END)} SPACE"
 
@@ -73,6 +96,9 @@ class _Rules:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._chars = 0
+        self.json: list[str] = []
+        """The bodies of the rules for JSON."""
 
     def grammar(self, start: Sequence[str]) -> str:
         """Return the whole."""
@@ -80,17 +106,23 @@ class _Rules:
 
     def invoke(self, tool: Tool, *, typed: bool) -> str:
         """Return the rule of a call of this tool."""
-        schema = tool.parameters
+        schema = resolved(tool.parameters, tool.parameters)
         properties = schema.get("properties")
         known = properties if typed and isinstance(properties, Mapping) else {}
         needed = schema.get("required")
         needed = needed if isinstance(needed, list) else []
+        more = schema.get("additionalProperties", True)
+        closed = bool(known) or (typed and more is False)
+        if tool.strict:
+            held = closed or more is True
+            if not (held and schema.keys() <= OBJECT_KEYS and all(name in known for name in needed)):
+                raise NotSayable
         parts = [
             self._parameter(name, one, tool) + ("" if name in needed else "?")
             for name, one in known.items()
             if isinstance(one, Mapping)
         ]
-        if not known and not (typed and schema.get("additionalProperties") is False):
+        if not closed:
             parts.append("free*")
         begin = _quoted(f'<atem:invoke name="{tool.name}">')
         return self._rule(f"{begin} SPACE {' '.join(parts)} {_quoted(INVOKE_END)}")
@@ -101,7 +133,10 @@ class _Rules:
 
     def _value(self, schema: JsonObject, tool: Tool) -> str:
         """Return the rule of a value and its closing tag."""
-        kinds = _kinds(resolved(schema, tool.parameters), tool.parameters)
+        kinds = _kinds(schema, tool.parameters)
+        if not kinds:
+            # It refers to itself and to nothing else.
+            raise NotSayable
         texts = [kind for kind in kinds if _is_text(kind)]
         if texts:
             # Every other value would be such a text too.
@@ -113,29 +148,29 @@ class _Rules:
         constants = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(constants, list):
             return [_quoted(one if isinstance(one, str) else json.dumps(one)) for one in constants]
-        around = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-        compact = {**around, **schema, "x-guidance": {"whitespace_flexible": False}}
-        return [self._rule(f"%json {json.dumps(compact)}")]
+        self.json.append(json_rule(schema, tool.parameters))
+        return [self._rule(self.json[-1])]
 
     def _text(self, schema: JsonObject, tool: Tool) -> str:
-        if tool.strict and ("pattern" in schema or "format" in schema):
+        if tool.strict and not schema.keys() <= TEXT_KEYS:
             raise NotSayable
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if not isinstance(least, int) or (most is not None and not isinstance(most, int)):
-            raise NotSayable
-        if not least and most is None:
-            return "text"
-        if max(least, most or 0) > MAX_TEXT_CHARS:
+        least, most = _count(schema.get("minLength", 0)), _count(schema.get("maxLength", MAX_TEXT_CHARS))
+        if least is None or most is None or max(least, most) > MAX_TEXT_CHARS:
             if tool.strict:
                 raise NotSayable
             return "text"
+        if not least and "maxLength" not in schema:
+            return "text"
         end = PARAMETER_END.replace("/", "\\/")
-        bounds = f"{{{least},{'' if most is None else most}}}"
+        bounds = f"{{{least},{most if 'maxLength' in schema else ''}}}"
         terminal = f"BOUNDED{len(self._lines)}"
         self._lines.append(rf"{terminal}: /(.|\n){bounds}{end}/ & ~/(.|\n)*{end}(.|\n)+/")
         return terminal
 
     def _rule(self, body: str) -> str:
+        self._chars += len(body)
+        if self._chars > MAX_CHARS:
+            raise NotSayable
         name = f"rule{len(self._lines)}"
         self._lines.append(f"{name}: {body}")
         return name
@@ -146,19 +181,23 @@ def _quoted(text: str) -> str:
 
 
 def _is_text(schema: JsonObject) -> bool:
-    if "const" in schema or "enum" in schema:
+    if CONSTANTS & schema.keys():
         return False
     return schema.get("type", "string") == "string" and "$ref" not in schema
 
 
+def _count(value: object) -> int | None:
+    """Return what JSON Schema takes for a count, 8.0 included; None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def _kinds(schema: JsonObject, root: JsonObject) -> list[JsonObject]:
     """Return the alternatives of a schema, each of one type."""
-    for name in ("anyOf", "oneOf"):
-        choices = schema.get(name)
-        if isinstance(choices, list):
-            inner = [resolved(one, root) for one in choices if isinstance(one, Mapping)]
-            return [kind for one in inner for kind in _kinds(one, root)]
-    named = schema.get("type")
-    if isinstance(named, list) and "enum" not in schema and "const" not in schema:
-        return [{**schema, "type": one} for one in named]
-    return [schema]
+    kinds: list[JsonObject] = []
+    for one in alternatives(schema, root):
+        named = one.get("type")
+        several = named if isinstance(named, list) and not CONSTANTS & one.keys() else None
+        kinds += [one] if several is None else [{**one, "type": name} for name in several]
+    return kinds

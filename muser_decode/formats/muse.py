@@ -8,7 +8,7 @@ from functools import partial
 from muser_decode.formats.base import JsonObject, Parser, Style, turn
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.conversation import Message, Tool
-from muser_decode.formats.invoked_grammar import NotSayable, body_grammar, forced_grammar
+from muser_decode.formats.invoked_grammar import NotSayable, body_grammar, forced_grammar, trial_grammars
 
 STRENGTH = "reasoning_strength"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
@@ -81,6 +81,13 @@ class Muse:
     def strict_call(self, tools: Sequence[Tool]) -> str | None:
         """See `MessageFormat`."""
         return _grammar(body_grammar, tools)
+
+    def trials(self, tool: Tool) -> Sequence[str] | None:
+        """See `MessageFormat`."""
+        try:
+            return trial_grammars(tool)
+        except NotSayable:
+            return None
 
 
 def _grammar(make: Callable[[Sequence[Tool]], str], tools: Sequence[Tool]) -> str | None:

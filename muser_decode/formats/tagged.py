@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from muser_decode.formats.base import JsonObject, Style, turn, with_system
+from muser_decode.formats.base import ANY_OBJECT, JsonObject, Style, turn, with_system
 from muser_decode.formats.conversation import Call, Content, Delta, Message, Reasoning, Tool, told_at_once
+from muser_decode.formats.json_rule import json_rule
 from muser_decode.formats.streamed import JsonCall, head_at_end
 from muser_decode.formats.typed import coerced_arguments, parse_json
 
@@ -235,36 +236,29 @@ class TaggedFormat(ABC):
         """See `MessageFormat`."""
         return body_grammar(tools, self.tags)
 
+    def trials(self, tool: Tool) -> Sequence[str] | None:
+        """See `MessageFormat`."""
+        return [f"start: {json_rule(tool.definition_parameters())}"]
+
 
 def call_grammar(tools: Sequence[Tool], tags: CallTags, answer: JsonObject | None = None) -> str:
     """Return a grammar, in llguidance's dialect of Lark, of one call in tags, or of a JSON `answer` instead."""
-    other = "" if answer is None else f" | answer\nanswer: %json {_compact(answer)}"
+    other = "" if answer is None else f" | answer\nanswer: {json_rule(answer)}"
     start = f"start: {json.dumps(tags.start)} call {json.dumps(tags.end)}{other}"
-    return f"{start}\ncall: %json {_compact(_calls(tools, strict=True))}\n"
+    return f"{start}\n{_calls(tools, strict=True)}"
 
 
 def body_grammar(tools: Sequence[Tool], tags: CallTags) -> str:
     """Return a grammar of a call's body and end. The arguments of tools that are not strict are free."""
     start = f"start: SPACE call SPACE {json.dumps(tags.end.strip())}\nSPACE: /[ \\n]{{0,4}}/"
-    return f"{start}\ncall: %json {_compact(_calls(tools, strict=False))}\n"
+    return f"{start}\n{_calls(tools, strict=False)}"
 
 
-def _calls(tools: Sequence[Tool], *, strict: bool) -> JsonObject:
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.name},
-                "arguments": tool.definition_parameters() if strict or tool.strict else {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return {"anyOf": calls}
-
-
-def _compact(schema: JsonObject) -> str:
-    # Without a bound on white space a model could go on with it for ever.
-    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}})
+def _calls(tools: Sequence[Tool], *, strict: bool) -> str:
+    lines = [f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}"]
+    for index, tool in enumerate(tools):
+        # Arguments have a rule of their own, for their schema's references begin from that schema.
+        begin = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+        arguments = tool.definition_parameters() if strict or tool.strict else ANY_OBJECT
+        lines += [f'call{index}: {begin} arguments{index} "}}"', f"arguments{index}: {json_rule(arguments)}"]
+    return "\n".join(lines) + "\n"

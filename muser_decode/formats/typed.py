@@ -21,22 +21,43 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 def schema_of(tools: Sequence[Tool], name: str, parameter: str) -> Mapping[str, object]:
     """Return the schema of one parameter; an empty one where the tool or the parameter is not known."""
     for tool in tools:
-        properties = tool.parameters.get("properties")
+        properties = resolved(tool.parameters, tool.parameters).get("properties")
         if tool.name == name and isinstance(properties, dict):
             found = properties.get(parameter)
-            return _with_alternatives(found, tool.parameters) if isinstance(found, dict) else {}
+            return _flat(found, tool.parameters) if isinstance(found, dict) else {}
     return {}
 
 
-def _with_alternatives(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a schema resolved, and its alternatives too."""
-    whole = resolved(schema, root)
-    alternatives = {
-        key: [resolved(one, root) for one in choices if isinstance(one, Mapping)]
-        for key in ("anyOf", "oneOf")
-        if isinstance(choices := whole.get(key), list)
-    }
-    return {**whole, **alternatives}
+def _flat(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a schema without references, of which only alternatives have alternatives."""
+    found = alternatives(schema, root)
+    return found[0] if len(found) == 1 else {"anyOf": found} if found else {}
+
+
+def alternatives(schema: Mapping[str, object], root: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Return the schemas that a value may follow, each place of `root` once however it is reached.
+
+    None are left of one that refers to itself and to nothing else.
+
+    >>> alternatives({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}, {"$defs": {"n": {"allOf": [{"const": 1}]}}})
+    [{'const': 1}, {'type': 'null'}]
+    """
+    waiting, seen, found = [schema], set[int](), list[Mapping[str, object]]()
+    while waiting:
+        one = resolved(waiting.pop(), root)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        choices = next((one[name] for name in ("anyOf", "oneOf") if isinstance(one.get(name), list)), None)
+        whole = one.get("allOf")
+        if choices is None and isinstance(whole, list) and len(whole) == 1 and "type" not in one:
+            # How a reference is written that has a description.
+            choices = whole
+        if isinstance(choices, list):
+            waiting += [choice for choice in reversed(choices) if isinstance(choice, Mapping)]
+        else:
+            found.append(one)
+    return found
 
 
 def resolved(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
@@ -147,9 +168,15 @@ def _types(schema: Mapping[str, object]) -> Iterator[str]:
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
                 yield from _types(choice)
-    values = schema.get("enum")
-    if named is None and isinstance(values, list) and any(isinstance(value, str) for value in values):
-        yield "string"
+    if named is None:
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        told = {_type(value) for value in values} if isinstance(values, list) else set()
+        # Anything is a text, so that is what it is if nothing else.
+        yield from sorted(told, key=lambda name: (name == "string", name))
+
+
+def _type(value: object) -> str:
+    return next(name for name in ("string", "boolean", "integer", *_PYTHON) if _is(value, name))
 
 
 def _is(value: object, name: str) -> bool:

@@ -6,11 +6,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import openai
 import pytest
+from annotated_types import Len
 from made_serve import made_serve
 from pydantic import BaseModel
 
@@ -18,6 +20,18 @@ from pydantic import BaseModel
 class Kind(BaseModel):
     sure: bool
     count: int
+
+
+class Where(Enum):
+    SEA = "sea"
+    SKY = "sky"
+
+
+class Look(BaseModel):
+    """Looks."""
+
+    where: Where
+    kinds: Annotated[list[Kind], Len(max_length=2)]
 
 
 TOOL: Any = {
@@ -110,6 +124,15 @@ def test_tools_whole_streamed_and_answered(client: openai.OpenAI) -> None:
         model="tiny", messages=history, tools=[TOOL], tool_choice="none", max_tokens=4
     )
     assert after.choices[0].message.tool_calls is None
+
+
+def test_the_arguments_of_a_tool_made_of_models_are_parsed(client: openai.OpenAI) -> None:
+    """The package makes a strict schema of it, with references to definitions of its own."""
+    parsed = client.chat.completions.parse(
+        model="tiny", messages=HELLO, tools=[openai.pydantic_function_tool(Look)], tool_choice="required", seed=4
+    )
+    (call,) = parsed.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Look)
 
 
 def test_structured_output_is_parsed(client: openai.OpenAI) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from muser_decode.engine.request import TokenConstraint
+from muser_decode.formats.base import ANY_OBJECT
 from muser_decode.formats.chatml_hermes import TAGS
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.tagged import TaggedParser, body_grammar, call_grammar, read_call
 from muser_decode.grammar import (
-    ANY_OBJECT,
     AfterReasoning,
     GrammarConstraint,
     GrammarFailed,
@@ -239,7 +239,7 @@ def test_arguments_of_a_tool_that_is_not_strict_are_free(grammars: Grammars, tok
                 return False
         return True
 
-    other = '{"name":"f","arguments":{"z":1}}\n</tool_call>'
+    other = '{"name": "f", "arguments": {"z": 1}}\n</tool_call>'
     assert fits(other, strict=False)
     assert not fits(other, strict=True)
-    assert fits('\n{"name":"f","arguments":{"n":1,"of":"a"}}\n</tool_call>', strict=True)
+    assert fits('\n{"name": "f", "arguments": {"n": 1, "of": "a"}}\n</tool_call>', strict=True)

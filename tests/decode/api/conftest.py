@@ -154,9 +154,9 @@ class ScriptedBackend:
 class Caller:
     """Sends requests to one application without a socket."""
 
-    def __init__(self, backend: Any, limits: Limits | None = None) -> None:
+    def __init__(self, backend: Any, limits: Limits | None = None, template: str | None = None) -> None:
         # A busy machine may take longer to say the route than a stream's headers wait.
-        self.app = create_app(backend, limits or Limits(header_wait_s=10.0))
+        self.app = create_app(backend, limits or Limits(header_wait_s=10.0), chat_template=template)
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:
@@ -236,7 +236,7 @@ def kit() -> Iterator[Kit]:
         saying,
         sse,
         eventually,
-        lambda limits=None, other=None: Caller(backend if other is None else other, limits),
+        lambda limits=None, other=None, template=None: Caller(backend if other is None else other, limits, template),
         REPORT,
         named_events,
     )

@@ -9,8 +9,8 @@ from muser_decode.api.parameters import Parameters
 from muser_decode.api.schemas import Asked, ChatRequest, circular_reference, read_chat_request
 from muser_decode.api.tools import Toolbox
 from muser_decode.engine.request import SamplingParams
+from muser_decode.formats.base import ANY_OBJECT
 from muser_decode.formats.conversation import Message, Tool, ToolCall
-from muser_decode.grammar import ANY_OBJECT
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -178,11 +178,54 @@ def test_nothing_but_calls_is_held(grammars: Grammars, tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.parametrize(
-    "one", [{"type": "string", "pattern": "^a"}, {"type": "string", "format": "date"}, {"minLength": 10**6}]
+    "one",
+    [
+        {"type": "string", "pattern": "^a"},
+        {"type": "string", "format": "date"},
+        {"minLength": 10**6},
+        {"type": "string", "minLength": 0.5},
+        {"type": "string", "maxLength": True},
+        {"not": {"const": "a"}},
+        {"allOf": [{"minLength": 1}, {"maxLength": 2}]},
+        {"anyOf": [{"$ref": "#/properties/x"}]},
+    ],
 )
 def test_what_no_text_can_be_held_to_is_refused_where_it_must_hold(one: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"x": one}}
     for make in (forced_grammar, body_grammar):
         with pytest.raises(NotSayable):
             make([Tool("f", "", schema, strict=True)])
-        assert make([Tool("f", "", schema)])
+    assert body_grammar([Tool("f", "", schema)])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"patternProperties": {"^a": {"type": "integer"}}},
+        {"minProperties": 1},
+        {"required": ["a"]},
+        {"additionalProperties": {"type": "integer"}},
+        {"anyOf": [{"required": ["a"]}]},
+    ],
+)
+def test_arguments_that_no_body_can_be_held_to_are_refused_where_they_must_hold(more: dict[str, Any]) -> None:
+    for make in (forced_grammar, body_grammar):
+        with pytest.raises(NotSayable):
+            make([Tool("f", "", {"type": "object", **more}, strict=True)])
+        assert make([Tool("f", "", {"type": "object", **more})])
+
+
+def test_a_count_may_be_written_as_a_number(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    text = {"type": "string", "minLength": 1.0, "maxLength": 2.0}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    grammar = forced_grammar([Tool("f", "", schema, strict=True)])
+    fit = [fits(grammars, tokenizer, grammar, " to=f", "<|message|>", call(parameter("a", "x" * n))) for n in range(4)]
+    assert fit == [False, True, True, False]
+
+
+def test_values_that_refer_to_a_schema_too_large_for_all_are_not_sayable() -> None:
+    """Each brings the whole schema along."""
+    many = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/n"}} for i in range(400)}
+    schema = {"type": "object", "properties": many, "$defs": {"n": {"enum": ["x" * 100] * 200}}}
+    with pytest.raises(NotSayable):
+        forced_grammar([Tool("f", "", schema)])

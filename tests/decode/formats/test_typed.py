@@ -24,6 +24,12 @@ from muser_decode.formats.typed import coerced, coerced_arguments, from_text, sc
         ("x", {"type": ["integer", "string"]}, "x"),
         ("4", {"anyOf": [{"type": "null"}, {"type": "integer"}]}, 4),
         ("4", {"enum": ["4", "5"]}, "4"),
+        ("4", {"enum": [4, 5]}, 4),
+        ("4", {"enum": ["a", 4]}, 4),
+        ("a", {"enum": ["a", 4]}, "a"),
+        ("4.5", {"const": 4.5}, 4.5),
+        ("true", {"enum": [True, None]}, True),
+        ("4", {"type": "string", "enum": ["4"]}, "4"),
         ("3", {}, "3"),
         ("true", {}, "true"),
         (" [1, 2]", {}, [1, 2]),
@@ -60,6 +66,25 @@ def test_schemas_of_unknown_things_are_empty() -> None:
     assert schema_of(tools, "f", "a") == {"type": "integer"}
     assert [schema_of(tools, *names) for names in (("f", "b"), ("f", "c"), ("g", "a"), ("h", "a"))] == [{}] * 4
     assert coerced_arguments({"a": "1", "z": "1"}, tools, "f") == {"a": 1, "z": "1"}
+
+
+def test_references_are_followed_through_alternatives_and_end() -> None:
+    definitions = {
+        "n": {"anyOf": [{"$ref": "#/$defs/m"}, {"type": "null"}]},
+        "m": {"allOf": [{"$ref": "#/$defs/kind"}]},
+        "kind": {"enum": [1, 2]},
+    }
+    properties = {
+        "a": {"$ref": "#/$defs/n"},
+        "b": {"anyOf": [{"$ref": "#/properties/b"}, {"type": "integer"}]},
+        "c": {"anyOf": [{"$ref": "#/properties/c"}]},
+    }
+    tools = [Tool("f", "", {"properties": properties, "$defs": definitions})]
+    assert coerced_arguments({"a": "1", "b": "1", "c": "1"}, tools, "f") == {"a": 1, "b": 1, "c": "1"}
+    assert schema_of(tools, "f", "a") == {"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}
+    both = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)}
+    doubling = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**both, "60": {"type": "integer"}}}
+    assert schema_of([Tool("f", "", doubling)], "f", "a") == {"type": "integer"}
 
 
 WORDS = st.sampled_from(["type", "anyOf", "enum", "x"])

@@ -1,0 +1,140 @@
+"""Schemas of tools as agents send them: what is followed, what is refused, what is free instead."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from local_backend import LocalBackend, local_backend
+
+from muser_decode.formats.muse import Muse
+from muser_wire.model.tiny import write_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import httpx
+
+FAR = {"type": "object", "properties": {"far": {"type": "boolean"}}, "required": ["far"], "additionalProperties": False}
+HERMES = (
+    "{% for one in messages %}{{ one.content }}{% endfor %}{% for one in tools %}{{ one.function.name }}{% endfor %}"
+)
+ENDS = ("<|eom|>", "<|eot|>")
+DEPTH = 24
+
+
+@pytest.fixture(scope="module", params=["llama", "muse_glimmer"])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
+    """A node of the first format, whose arguments are JSON, or of the third."""
+    path: Path = tmp_path_factory.mktemp("models") / request.param
+    write_tiny(request.param, path)
+    with local_backend(path) as backend:
+        yield backend
+
+
+@pytest.fixture
+def ask(kit: Any, backend: LocalBackend) -> Callable[..., httpx.Response]:
+    special = backend.tokenizer.special_ids
+    # The tools are named only: their schemas are longer than the context.
+    muse = Muse().template.replace("tool.function | tojson", "tool.function.name")
+    caller = kit.caller(other=backend, template=muse if "<|start|>" in special else HERMES)
+    # Random weights end a text that may go on for ever seldom: they are asked to.
+    bias = {str(special[end]): 30 for end in ENDS if end in special}
+
+    def ask(*tools: dict[str, Any], **more: Any) -> httpx.Response:
+        response: httpx.Response = caller.chat(tools=list(tools), logit_bias=bias, seed=3, **more)
+        return response
+
+    return ask
+
+
+def tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+def arguments(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+    return json.loads(call["function"]["arguments"])
+
+
+def with_property(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False, **more}
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    """Definitions of which each refers twice to the next."""
+    both = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(depth)}
+    return {**both, str(depth): {"type": "integer", "minimum": 1, "maximum": 9}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("schema", "allowed"),
+    [
+        (with_property({"$ref": "#/$defs/n"}, **{"$defs": {"n": {"enum": [3, 5]}}}), [{"a": 3}, {"a": 5}]),
+        (
+            {"$ref": "#/$defs/args", "$defs": {"args": with_property({"$ref": "#/$defs/n"}), "n": {"const": 4}}},
+            [{"a": 4}],
+        ),
+        (
+            {
+                **with_property({"const": 7}),
+                "properties": {
+                    "a": {"const": 7},
+                    "b": {"type": "array", "items": {"$ref": "#/properties/a"}, "maxItems": 3},
+                },
+                "required": ["a", "b"],
+            },
+            None,
+        ),
+        (with_property({"$ref": "#/$defs/0"}, **{"$defs": doubling(DEPTH)}), [{"a": i} for i in range(1, 10)]),
+        (
+            with_property({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}, **{"$defs": {"n": {"const": 2}}}),
+            [{"a": 2}, {"a": None}],
+        ),
+    ],
+    ids=["definition", "root", "property", "doubling", "or none"],
+)
+def test_references_of_a_tool_begin_from_its_own_schema(
+    ask: Any, schema: dict[str, Any], allowed: list[Any] | None, strict: bool
+) -> None:
+    found = arguments(ask(tool(schema, strict=strict), tool_choice="required", max_tokens=600))
+    if allowed is None:
+        assert found["a"] == 7
+        assert set(found["b"]) <= {7}
+    else:
+        assert found in allowed
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "a keyword that grammars lack": with_property({"type": "array", "items": {"const": 1}, "uniqueItems": True}),
+    "nothing": with_property({"not": {}}),
+    "too large": with_property({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1100)}}),
+    "circular": with_property({"anyOf": [{"$ref": "#/properties/a"}]}),
+    "circular and more": with_property({"anyOf": [{"$ref": "#/properties/a"}, {"allOf": [{"$ref": "#"}]}]}),
+    "another machine's": with_property({"$ref": "https://example.com/schema.json"}),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_cannot_be_followed_is_refused_by_the_tool_s_name_or_free(ask: Any, name: str) -> None:
+    odd = ODD[name]
+    form = {"type": "json_schema", "json_schema": {"name": "k", "schema": FAR}}
+    ways: list[dict[str, Any]] = [{"tool_choice": "required"}, {"response_format": form}, {}]
+    for way in ways:
+        good = {"type": "function", "function": {"name": "good", "parameters": FAR, "strict": True}}
+        error = ask(tool(odd, strict=True), good, max_tokens=2, **way)
+        assert error.status_code == 400, error.text
+        assert error.json()["error"]["param"] == "tools"
+        assert "'f'" in error.json()["error"]["message"]
+        assert ask(tool(odd), good, max_tokens=2, **way).status_code == 200
+
+
+def test_many_values_that_refer_to_a_large_schema_are_bounded(ask: Any) -> None:
+    """Of the third format each value brings the whole schema along."""
+    many = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/n"}} for i in range(400)}
+    schema = {"type": "object", "properties": many, "$defs": {"n": {"enum": ["x" * 100] * 200}}}
+    assert ask(tool(schema), tool_choice="required", max_tokens=2).status_code == 200
