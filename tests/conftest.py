@@ -11,10 +11,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 from muser_decode.blas import load_blas
 
-# Before any test imports mlx, so that all of them multiply with what a node multiplies with.
+# All tests multiply with what the nodes multiply with: torch with its own BLAS, which it keeps where it is imported
+# before another one is there for everybody, and mlx with OpenBLAS, which has to be there before mlx is imported.
 load_blas()
 
 # A gate must give the same verdict twice; examples are derived from the test, and time is pytest-timeout's business.
@@ -56,8 +58,6 @@ def free_port() -> int:
 @functools.cache
 def has_cuda() -> bool:
     """Whether torch sees an NVIDIA GPU."""
-    import torch
-
     return torch.cuda.is_available()
 
 
