@@ -6,15 +6,18 @@ is: with the node's own weights, while the node idles. Runs in the product's env
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ours_decode
-from lines import serve
+from lines import Handler, serve
 
 import muser_decode.serve as node
 from muser_decode.__main__ import main
@@ -46,8 +49,18 @@ class Contestant(ours_decode.Contestant):
         return self.decoder
 
 
+def answer(handlers: Mapping[str, Handler]) -> None:
+    """Answer requests; a handler that raises ends the whole process, for the other side waits for that."""
+    try:
+        serve(handlers)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 if __name__ == "__main__":
     contestant = Contestant()
     handlers = {"start": contestant.start, "decode": contestant.decode}
-    threading.Thread(target=serve, args=(handlers,), daemon=True).start()
+    threading.Thread(target=answer, args=(handlers,), daemon=True).start()
     sys.exit(contestant.run())

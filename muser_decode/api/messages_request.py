@@ -21,7 +21,7 @@ from muser_decode.api.tools import Toolbox, check_count, hosted, only, read_func
 from muser_decode.api.turns import named_results
 from muser_decode.formats.conversation import Message, Tool, ToolCall
 
-READ = TOOLS | {"max_tokens", "output_config", "stop_sequences", "system", "thinking"}
+READ = TOOLS | {"messages", "max_tokens", "output_config", "stop_sequences", "system", "thinking"}
 """What of the known fields this endpoint reads."""
 
 HOTTEST = 1.0

@@ -54,6 +54,8 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "ignore_eos": (False,),
+    "include": ([],),
+    "input": (),
     "instructions": ("",),
     "logprobs": (False,),
     "max_completion_tokens": (),
@@ -61,6 +63,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "max_tokens": (),
     "max_tool_calls": (),
     "mcp_servers": ([],),
+    "messages": (),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
@@ -77,6 +80,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "stop_sequences": ([],),
     "stop_token_ids": ([],),
     "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "structured_outputs": (),
     "suffix": ("",),
     "system": ("", []),
@@ -95,7 +99,9 @@ Beside each stand the values that ask for nothing beyond what every answer has; 
 refuses the others unless it reads the field. Nothing is kept between requests, so nothing can be referred to.
 """
 
-LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs"})
+LENGTHS = frozenset(
+    ("max_tokens", "max_completion_tokens", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream_options")
+)
 """What `read_parameters` and the endpoints that call it read."""
 
 TOOLS = frozenset({"tools", "tool_choice"})

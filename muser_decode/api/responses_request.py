@@ -22,7 +22,11 @@ from muser_decode.api.tools import TEXT_INPUT, Toolbox, check_count, chosen, hos
 from muser_decode.api.turns import named_results, read_arguments
 from muser_decode.formats.conversation import Message, Tool, ToolCall
 
-READ = TOOLS | {"instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "text", "top_logprobs"}
+READ = (
+    TOOLS
+    | {"include", "input", "instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "text"}
+    | {"top_logprobs"}
+)
 """What of the known fields this endpoint reads."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -91,7 +95,11 @@ def _parameters(fields: Fields) -> Parameters:
     most, deadline_s = fields.integer("max_output_tokens", 1, INT64_MAX), read_deadline(fields)
     parameters = Parameters(most, read_sampling(fields), deadline_s=deadline_s)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-    wanted = _LIKELIHOODS in (fields.array("include") or [])
+    # Agents ask for what other models have, such as encrypted reasoning: there is none to include.
+    included = fields.array("include") or []
+    if not all(isinstance(one, str) for one in included):
+        raise wrong_type("include", "an array of strings", included)
+    wanted = _LIKELIHOODS in included
     return with_logprobs(parameters, (top or 0) if wanted or top else None)
 
 

@@ -27,7 +27,7 @@ from muser_decode.formats.conversation import Message
 READ = (
     LENGTHS
     | TOOLS
-    | {"chat_template_kwargs", "parallel_tool_calls", "reasoning_effort", "response_format", "top_logprobs"}
+    | {"messages", "chat_template_kwargs", "parallel_tool_calls", "reasoning_effort", "response_format", "top_logprobs"}
 )
 """What of the known fields a chat reads."""
 

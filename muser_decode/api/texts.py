@@ -17,7 +17,7 @@ from muser_decode.api.parameters import HARMLESS, refuse_unsupported
 from muser_decode.api.preparing import Kitchen
 from muser_decode.api.schemas import Asked, read_asked
 
-RENDERING = frozenset({"add_generation_prompt", "chat_template", "continue_final_message"})
+RENDERING = frozenset({"add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message"})
 """What would change how a conversation is written. The rest of a chat's body concerns its answer, and there is none."""
 
 

