@@ -159,8 +159,7 @@ WAITING = """
 import fcntl, signal, sys, termios
 from muser_wire.process import SignalFlag, reload_on_hangup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 stop = SignalFlag()
 reload = reload_on_hangup(stop)
 open(sys.argv[2], "w").close()
