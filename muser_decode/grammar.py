@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +24,10 @@ and up to 40, less than a unit of prefill; 200 in one answer hold 11 MB. The lib
 """
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS)
+
+
+MAX_VERDICTS = 4_096
+"""How many grammars it is remembered of whether they can be followed: agents send the same tools with every request."""
 
 
 class GrammarRefused(DecodeError):
@@ -61,6 +66,30 @@ class Grammars:
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._lock = threading.Lock()
         self._tables: llguidance.LLTokenizer | None = None
+        # By digest, for sources may be large; the oldest first.
+        self._verdicts: dict[bytes, str] = {}
+
+    def check(self, source: str) -> None:
+        """Refuse a grammar in llguidance's dialect of Lark as `matcher` does.
+
+        Raises:
+            GrammarRefused: the grammar is not valid, or too complex.
+        """
+        digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            verdict = self._verdicts.get(digest)
+        if verdict is None:
+            try:
+                self.matcher(lark_grammar(source))
+                verdict = ""
+            except GrammarRefused as error:
+                verdict = str(error)
+            with self._lock:
+                self._verdicts[digest] = verdict
+                while len(self._verdicts) > MAX_VERDICTS:
+                    del self._verdicts[next(iter(self._verdicts))]
+        if verdict:
+            raise GrammarRefused(verdict)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """Return a grammar at its beginning, tried as far as all texts that it allows agree.
@@ -73,7 +102,7 @@ class Grammars:
         tables = self._made()
         matcher = llguidance.LLMatcher(tables, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise GrammarRefused(_first_line(matcher.get_error()))
+            raise GrammarRefused(_reason(matcher.get_error()))
         trial = matcher.deep_copy()
         # The mask, for which other threads need not wait, computes what all texts begin with.
         trial.compute_bitmask()
@@ -113,9 +142,11 @@ class GrammarConstraint:
         Raises:
             GrammarFailed: the grammar broke.
         """
+        mask = self._matcher.compute_bitmask()
+        # It may break only now, where no text goes on; then the mask has the tokens that stop, as at an end.
         if self._matcher.is_error():
-            raise GrammarFailed(_first_line(self._matcher.get_error()))
-        return self._matcher.compute_bitmask()
+            raise GrammarFailed(_reason(self._matcher.get_error()))
+        return mask
 
 
 class Listener:
@@ -203,6 +234,11 @@ class _Pieces:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._tokenizer.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+
+
+def _reason(error: str) -> str:
+    # What the library counts in 16 bits is an assertion there.
+    return "it is too large" if "panic" in error else _first_line(error)
 
 
 def _first_line(text: str) -> str:

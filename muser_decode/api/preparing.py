@@ -72,6 +72,7 @@ class Kitchen:
             ApiError: the request is refused.
         """
         prompt = self.prompt(asked)
+        self._room(prompt.ids)
         tools = asked.toolbox.tools
         parser = partial(self._format.parser, tools, self._template.style, prompt.tail)
         constrain = self._constraint(asked, parser, form_param)
@@ -176,17 +177,15 @@ class Kitchen:
         tokenizer = self.backend.tokenizer
         if schema is not None:
             begin = self._grammar(partial(json_grammar, schema), form_param)
-            if tools or form.forces_whole_answers:
-                # It may begin in several ways, so what was tried above is not tried in the whole.
-                either = _known(form.forced_call(self._followed(tools), schema), "tools", STRICT)
-                begin = self._grammar(lambda: lark_grammar(either), form_param)
+            if tools:
+                begin = self._calls(tools, partial(form.forced_call, answer=schema))
+            elif form.forces_whole_answers:
+                whole = _known(form.forced_call((), schema), form_param, "be held to a schema")
+                begin = self._grammar(lambda: lark_grammar(whole), form_param)
         elif asked.toolbox.required:
-            forced = _known(form.forced_call(self._followed(tools)), "tool_choice", "be made to call a tool")
-            begin = self._grammar(lambda: lark_grammar(forced), "tools")
+            begin = self._calls(tools, form.forced_call)
         elif any(tool.strict for tool in tools):
-            self._followed([tool for tool in tools if tool.strict])
-            strict = _known(form.strict_call(tools), "tools", STRICT)
-            begin = self._grammar(lambda: lark_grammar(strict), "tools")
+            begin = self._calls(tools, form.strict_call)
             return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
         else:
             return None
@@ -194,13 +193,25 @@ class Kitchen:
             return begin
         return lambda: AfterReasoning(begin(), Listener(parser(), tokenizer))
 
-    def _followed(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Return the tools with a schema that a grammar can follow: of one that is not strict the arguments may be any.
+    def _calls(
+        self, tools: Sequence[Tool], grammar: Callable[[Sequence[Tool]], str | None]
+    ) -> Callable[[], TokenConstraint]:
+        """Return the constraint of a grammar of calls. A tool that is not strict may take any arguments instead.
 
         Raises:
-            ApiError: 400, the arguments of a strict one cannot be followed.
+            ApiError: 400, the strict ones cannot be followed.
         """
-        return [tool if self._can_be_followed(tool) else replace(tool, parameters=ANY_OBJECT) for tool in tools]
+        # One by one: a grammar of several is tried only to where they differ.
+        followed = [tool if self._can_be_followed(tool) else _free(tool) for tool in tools]
+        try:
+            return self._whole(grammar(followed))
+        except ApiError:
+            # Together they may be too large.
+            return self._whole(grammar([tool if tool.strict else _free(tool) for tool in tools]))
+
+    def _whole(self, source: str | None) -> Callable[[], TokenConstraint]:
+        known = _known(source, "tools", f"{STRICT} so large")
+        return self._grammar(lambda: lark_grammar(known), "tools")
 
     def _can_be_followed(self, tool: Tool) -> bool:
         sources = self._format.trials(tool)
@@ -208,7 +219,7 @@ class Kitchen:
             raise unsupported("tools", f"This model's message format cannot {STRICT}: those of {tool.name!r}.")
         try:
             for source in sources or ():
-                self._grammars.matcher(lark_grammar(source))
+                self._grammars.check(source)
         except GrammarRefused as error:
             if tool.strict:
                 raise _no_grammar("tools", error, f"the schema of {tool.name!r}") from error
@@ -223,6 +234,17 @@ class Kitchen:
         # Each generation has a state of its own.
         return lambda: GrammarConstraint(matcher.deep_copy())
 
+    def _room(self, prompt_ids: Sequence[int]) -> int:
+        """Return how many tokens an answer may have.
+
+        Raises:
+            ApiError: none.
+        """
+        room = self.backend.context_tokens - len(prompt_ids)
+        if room < 1:
+            raise _too_long(len(prompt_ids), self.backend.context_tokens)
+        return room
+
     def _prepared(
         self,
         prompt_ids: Sequence[int],
@@ -233,9 +255,7 @@ class Kitchen:
         constrain: Callable[[], TokenConstraint] | None = None,
         one_call: bool = False,
     ) -> Prepared:
-        room = self.backend.context_tokens - len(prompt_ids)
-        if room < 1:
-            raise _too_long(len(prompt_ids), self.backend.context_tokens)
+        room = self._room(prompt_ids)
         self._check_ids(parameters)
         if parameters.n > self.backend.places:
             raise self._too_many("n")
@@ -282,6 +302,10 @@ def _known(grammar: str | None, param: str, what: str) -> str:
     if grammar is None:
         raise unsupported(param, f"This model's message format cannot {what}.")
     return grammar
+
+
+def _free(tool: Tool) -> Tool:
+    return replace(tool, parameters=ANY_OBJECT)
 
 
 def _no_grammar(param: str, error: GrammarRefused, which: str = "its schema") -> ApiError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from urllib.parse import unquote
 
 from muser_decode.api.errors import invalid, unsupported
 from muser_decode.api.fields import Fields, shown
@@ -23,6 +22,7 @@ from muser_decode.api.tools import Toolbox, read_toolbox
 from muser_decode.api.turns import read_messages
 from muser_decode.formats.base import ANY_OBJECT
 from muser_decode.formats.conversation import Message
+from muser_decode.formats.references import referred
 
 READ = (
     LENGTHS
@@ -205,23 +205,9 @@ def circular_reference(schema: Mapping[str, object]) -> str | None:
                 if name in passed:
                     return name
                 passed.add(name)
-                node = _referred(schema, name)
+                node = referred(schema, name)
             ending |= passed
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
     return None
-
-
-def _referred(schema: Mapping[str, object], name: str) -> object:
-    """Return what a reference within the schema names; None for any other, and for nothing."""
-    if name != "#" and not name.startswith("#/"):
-        return None
-    node: object = schema
-    for part in unquote(name[1:]).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and key.isdecimal():
-            node = node[int(key)] if len(key) < 6 and int(key) < len(node) else None
-        else:
-            node = node.get(key) if isinstance(node, dict) else None
-    return node

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from muser_decode.formats.conversation import Call, CallDelta, CallPart, CallStart, Tool
 from muser_decode.formats.streamed import head_at_end, mended, read_object
-from muser_decode.formats.typed import from_text, schema_of, type_names
+from muser_decode.formats.typed import Signatures
 
 CALLS, CALLS_END = "<atem:function_calls>", "</atem:function_calls>"
 INVOKE_END, PARAMETER_END = "</atem:invoke>", "</atem:parameter>"
@@ -23,10 +23,12 @@ class InvokedCalls:
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools = tools
+        self._signatures = Signatures(tools)
         self._rest = ""
         self._name: str | None = None
         self._key: str | None = None
+        self._within = False
+        """Whether the open parameter is a text, of which a part was shown."""
         self._text = ""
         self.begun = False
         """Whether any call was shown to begin."""
@@ -43,7 +45,7 @@ class InvokedCalls:
         """Take the end of the body; a call that is open ends as far as it came."""
         deltas: list[CallDelta] = []
         if self._name is not None:
-            if self._key is not None and self._is_text():
+            if self._within:
                 self._add(deltas, _escaped(self._rest))
             deltas.append(self._ended(self._name))
         return deltas
@@ -51,7 +53,7 @@ class InvokedCalls:
     def _step(self, deltas: list[CallDelta]) -> bool:
         """Take what the text decides; return whether there may be more."""
         if self._key is not None:
-            return self._value(deltas, self._key)
+            return self._value(deltas, str(self._name), self._key)
         tag = (_INVOKE if self._name is None else _PARAMETER).search(self._rest)
         if tag is None:
             # A tag that has begun may go on.
@@ -67,28 +69,25 @@ class InvokedCalls:
             deltas.append(self._ended(self._name))
         else:
             self._key = tag.group(1)
-            between, quote = ", " * (len(self._text) > 1), '"' * self._is_text()
-            self._add(deltas, f"{between}{_json(self._key)}: {quote}")
+            self._add(deltas, f"{', ' * (len(self._text) > 1)}{_json(self._key)}: ")
         return True
 
-    def _value(self, deltas: list[CallDelta], key: str) -> bool:
+    def _value(self, deltas: list[CallDelta], name: str, key: str) -> bool:
         value, found, after = self._rest.partition(PARAMETER_END)
-        if self._is_text():
-            keep = 0 if found else head_at_end(value, PARAMETER_END)
-            shown = value[: len(value) - keep]
+        shown = value[: len(value) - (0 if found else head_at_end(value, PARAMETER_END))]
+        kinds = self._signatures.of(name, key)
+        if self._within or kinds.is_text(shown):
+            quote = '"' * (not self._within)
+            self._within = True
             self._rest = after if found else value[len(shown) :]
-            self._add(deltas, _escaped(shown) + '"' * bool(found))
+            self._add(deltas, quote + _escaped(shown) + '"' * bool(found))
         elif found:
             self._rest = after
-            self._add(deltas, _json(from_text(value, schema_of(self._tools, str(self._name), key))))
+            self._add(deltas, _json(kinds.from_text(value)))
         if not found:
             return False
-        self._key = None
+        self._key, self._within = None, False
         return True
-
-    def _is_text(self) -> bool:
-        """Say whether the open parameter is a text whatever it spells."""
-        return type_names(schema_of(self._tools, str(self._name), str(self._key)))[:1] == ["string"]
 
     def _add(self, deltas: list[CallDelta], text: str) -> None:
         self._text += text
@@ -99,7 +98,7 @@ class InvokedCalls:
 
     def _ended(self, name: str) -> Call:
         call = Call(name, read_object(self._text), self._text)
-        self._name, self._key, self._text = None, None, ""
+        self._name, self._key, self._within, self._text = None, None, False, ""
         return call
 
 

@@ -6,6 +6,7 @@ A text argument is any text up to its closing tag, so of a schema only its lengt
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from muser_decode.errors import DecodeError
@@ -13,18 +14,20 @@ from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.invoked import CALLS, CALLS_END, INVOKE_END, PARAMETER_END
 from muser_decode.formats.json_rule import json_rule
-from muser_decode.formats.typed import alternatives, resolved
+from muser_decode.formats.references import CONSTANTS, DEFINITIONS, NOTES, alternatives, type_list
+from muser_decode.formats.typed import constants_of, spelled
 
 MAX_TEXT_CHARS = 4096
 """A bound on a text's length becomes part of an automaton, whose size grows with it."""
 
-CONSTANTS = frozenset({"const", "enum"})
-_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"})
-TEXT_KEYS = _NOTES | {"type", "minLength", "maxLength"}
-"""What may be said of a text that can be held to it."""
-
-OBJECT_KEYS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+OBJECT_KEYS = NOTES | DEFINITIONS | {"type", "properties", "required", "additionalProperties"}
 """What may be said of arguments that can be held to it."""
+
+_SCALARS = frozenset({"boolean", "integer", "null", "number"})
+_SCALAR_KEYS = NOTES | {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+
+MAX_TRIALS = 256
+"""How many values of a tool are tried: each takes a millisecond or more."""
 
 MAX_CHARS = 1 << 22
 """Of a grammar. Each value that refers to its tool's schema brings the whole of that along."""
@@ -35,6 +38,13 @@ name: /[^"<>]{{1,64}}/
 text[suffix={json.dumps(PARAMETER_END)}]: /(.|\n)*/
 free: "<atem:parameter name=\"" name "\">" text SPACE
 """
+
+
+_NAME = re.compile(r'[^"<>\x00-\x1f\x7f]+')
+"""The names of arguments that can be read."""
+
+_WORD = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
+"""The texts that a grammar can have as a constant."""
 
 
 class NotSayable(DecodeError):
@@ -77,14 +87,17 @@ def body_grammar(tools: Sequence[Tool]) -> str:
 
 
 def trial_grammars(tool: Tool) -> list[str]:
-    """Return a grammar of a call of one tool, and of each JSON value that an argument may be.
+    """Return a grammar of a call of one tool, and of each JSON value that an argument may be and that is no scalar.
 
     Raises:
-        NotSayable: the tool is strict and has such a schema.
+        NotSayable: the tool is strict and has such a schema, or has too many values.
     """
     rules = _Rules()
     call = rules.grammar([f"start: {_framed(rules.invoke(tool, typed=True))}"])
-    return [call, *(f"start: {one}" for one in rules.json)]
+    values = dict.fromkeys(f"start: {one}" for one in rules.json)
+    if len(values) > MAX_TRIALS:
+        raise NotSayable
+    return [call, *values]
 
 
 def _framed(inner: str) -> str:
@@ -98,7 +111,7 @@ class _Rules:
         self._lines: list[str] = []
         self._chars = 0
         self.json: list[str] = []
-        """The bodies of the rules for JSON."""
+        """The bodies of the rules for JSON, but for scalars."""
 
     def grammar(self, start: Sequence[str]) -> str:
         """Return the whole."""
@@ -106,58 +119,80 @@ class _Rules:
 
     def invoke(self, tool: Tool, *, typed: bool) -> str:
         """Return the rule of a call of this tool."""
-        schema = resolved(tool.parameters, tool.parameters)
-        properties = schema.get("properties")
+        told = alternatives(tool.parameters, tool.parameters)
+        schema = told.found[0] if len(told.found) == 1 else {}
+        properties, needed = schema.get("properties"), schema.get("required", [])
         known = properties if typed and isinstance(properties, Mapping) else {}
-        needed = schema.get("required")
-        needed = needed if isinstance(needed, list) else []
+        needed = needed if isinstance(needed, list) else [] if needed is None else [needed]
+        names = {name for name in needed if isinstance(name, str)}
         more = schema.get("additionalProperties", True)
         closed = bool(known) or (typed and more is False)
         if tool.strict:
-            held = closed or more is True
-            if not (held and schema.keys() <= OBJECT_KEYS and all(name in known for name in needed)):
+            plain = told.all and len(told.found) == 1 and schema.keys() <= OBJECT_KEYS
+            held = all(isinstance(name, str) and name in known for name in needed) and (closed or more is True)
+            if not (plain and held and type_list(schema, "object") == ["object"]):
                 raise NotSayable
         parts = [
-            self._parameter(name, one, tool) + ("" if name in needed else "?")
+            self._parameter(name, one, tool) + "?" * (name not in names)
             for name, one in known.items()
-            if isinstance(one, Mapping)
+            if one is not False or name in names
         ]
         if not closed:
             parts.append("free*")
         begin = _quoted(f'<atem:invoke name="{tool.name}">')
         return self._rule(f"{begin} SPACE {' '.join(parts)} {_quoted(INVOKE_END)}")
 
-    def _parameter(self, name: str, schema: JsonObject, tool: Tool) -> str:
+    def _parameter(self, name: str, schema: object, tool: Tool) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise NotSayable
         begin = _quoted(f'<atem:parameter name="{name}">')
         return self._rule(f"{begin} {self._value(schema, tool)} SPACE")
 
-    def _value(self, schema: JsonObject, tool: Tool) -> str:
-        """Return the rule of a value and its closing tag."""
-        kinds = _kinds(schema, tool.parameters)
-        if not kinds:
-            # It refers to itself and to nothing else.
-            raise NotSayable
+    def _value(self, schema: object, tool: Tool) -> str:
+        """Return the rule of a value and its closing tag, such that what it is read as follows the schema."""
+        told = alternatives(schema, tool.parameters)
+        kinds = [kind for one in told.found for kind in _by_type(one)]
         texts = [kind for kind in kinds if _is_text(kind)]
+        if isinstance(schema, Mapping) and not told.all and not texts and not any(map(_has_texts, kinds)):
+            # Nothing but JSON: the library knows what all of it means together.
+            return self._rule(f"{self._json(schema, tool)} {_quoted(PARAMETER_END)}")
+        if not kinds or (tool.strict and not told.all):
+            raise NotSayable
+        if len(kinds) == len(texts) == 1:
+            return self._text(kinds[0], tool)
         if texts:
-            # Every other value would be such a text too.
-            return self._text(texts[0] if len(kinds) == 1 else {}, tool)
+            # Every other value is such a text too. It is read as what else it may be, so that must be said by types.
+            if tool.strict and not all(_is_plain(kind) for kind in kinds):
+                raise NotSayable
+            return "text"
         values = [value for kind in kinds for value in self._values(kind, tool)]
+        if not values:
+            raise NotSayable
         return self._rule(f"({' | '.join(values)}) {_quoted(PARAMETER_END)}")
 
     def _values(self, schema: JsonObject, tool: Tool) -> list[str]:
-        constants = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(constants, list):
-            return [_quoted(one if isinstance(one, str) else json.dumps(one)) for one in constants]
-        self.json.append(json_rule(schema, tool.parameters))
-        return [self._rule(self.json[-1])]
+        constants = constants_of(schema)
+        if constants is not None and "string" in type_list(schema, "string"):
+            texts = [spelled(one) for one in constants]
+            if tool.strict and not schema.keys() <= NOTES | CONSTANTS | {"type"}:
+                raise NotSayable
+            if not all(_WORD.fullmatch(text) and PARAMETER_END not in text for text in texts):
+                raise NotSayable
+            return list(map(_quoted, texts))
+        return [self._json(schema, tool)]
+
+    def _json(self, schema: JsonObject, tool: Tool) -> str:
+        rule = json_rule(schema, tool.parameters)
+        if not (set(type_list(schema)) <= _SCALARS and schema.keys() <= _SCALAR_KEYS):
+            self.json.append(rule)
+        return self._rule(rule)
 
     def _text(self, schema: JsonObject, tool: Tool) -> str:
-        if tool.strict and not schema.keys() <= TEXT_KEYS:
-            raise NotSayable
         least, most = _count(schema.get("minLength", 0)), _count(schema.get("maxLength", MAX_TEXT_CHARS))
+        known = schema.keys() <= NOTES | {"type", "minLength", "maxLength"}
+        if tool.strict and (not known or least is None or most is None or max(least, most) > MAX_TEXT_CHARS):
+            raise NotSayable
         if least is None or most is None or max(least, most) > MAX_TEXT_CHARS:
-            if tool.strict:
-                raise NotSayable
             return "text"
         if not least and "maxLength" not in schema:
             return "text"
@@ -181,9 +216,16 @@ def _quoted(text: str) -> str:
 
 
 def _is_text(schema: JsonObject) -> bool:
-    if CONSTANTS & schema.keys():
-        return False
-    return schema.get("type", "string") == "string" and "$ref" not in schema
+    return not CONSTANTS & schema.keys() and type_list(schema, "string") == ["string"]
+
+
+def _has_texts(schema: JsonObject) -> bool:
+    return any(isinstance(one, str) for one in constants_of(schema) or ())
+
+
+def _is_plain(schema: JsonObject) -> bool:
+    """Say whether a schema only names types or constants."""
+    return schema.keys() <= NOTES | CONSTANTS | {"type"}
 
 
 def _count(value: object) -> int | None:
@@ -193,11 +235,10 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _kinds(schema: JsonObject, root: JsonObject) -> list[JsonObject]:
-    """Return the alternatives of a schema, each of one type."""
-    kinds: list[JsonObject] = []
-    for one in alternatives(schema, root):
-        named = one.get("type")
-        several = named if isinstance(named, list) and not CONSTANTS & one.keys() else None
-        kinds += [one] if several is None else [{**one, "type": name} for name in several]
-    return kinds
+def _by_type(schema: JsonObject) -> list[JsonObject]:
+    """Return the texts of a schema and the rest of it, where it names both."""
+    named = type_list(schema)
+    if len(named) < 2 or "string" not in named or CONSTANTS & schema.keys():
+        return [schema]
+    rest = [name for name in named if name != "string"]
+    return [{**schema, "type": "string"}, {**schema, "type": rest if len(rest) > 1 else rest[0]}]

@@ -6,36 +6,47 @@ import json
 from collections.abc import Mapping
 
 from muser_decode.formats.base import SPACED, JsonObject
+from muser_decode.formats.references import DEFINITIONS
 
 ROOT = "root"
 """The definition under which a schema finds the one that its references are looked up in."""
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_NAMED = DEFINITIONS | {"properties", "patternProperties", "dependentSchemas"}
 
 
 def json_rule(schema: JsonObject, root: JsonObject | None = None) -> str:
     """Return the body of a rule for JSON that follows a schema. References are looked up in `root`, else in itself."""
     whole: JsonObject = {**schema, "x-guidance": SPACED}
-    if root is not None and _refers(schema):
-        whole = {**_members(whole), "$defs": {ROOT: _members(root)}}
+    if root is not None:
+        moving = _Moving()
+        moved = moving.schema(schema)
+        if moving.moved:
+            whole = {**moved, "x-guidance": SPACED, "$defs": {ROOT: moving.schema(root)}}
     return f"%json {json.dumps(whole)}"
 
 
-def _refers(value: object) -> bool:
-    """Say whether there is a reference in a schema."""
-    if isinstance(value, Mapping):
-        return isinstance(value.get("$ref"), str) or any(map(_refers, value.values()))
-    return isinstance(value, list) and any(map(_refers, value))
+class _Moving:
+    """Rewrites references to what they are when the schema that they begin from is a definition."""
 
+    def __init__(self) -> None:
+        self.moved = False
+        """Whether there was one."""
 
-def _members(schema: JsonObject) -> dict[str, object]:
-    return {name: _moved(value, name) for name, value in schema.items()}
+    def schema(self, schema: JsonObject) -> dict[str, object]:
+        """Return a schema with its references, and those of the schemas in it, rewritten. Data are no schemas."""
+        return {name: self._member(name, value) for name, value in schema.items()}
 
+    def _member(self, name: str, value: object) -> object:
+        if name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            self.moved = True
+            return f"#/$defs/{ROOT}{value[1:]}"
+        if name in _DATA:
+            return value
+        if name in _NAMED and isinstance(value, Mapping):
+            return {key: self._schema(one) for key, one in value.items()}
+        return [self._schema(one) for one in value] if isinstance(value, list) else self._schema(value)
 
-def _moved(value: object, name: str = "") -> object:
-    """Return a part of a schema with its references as they are when what they begin from is a definition."""
-    if isinstance(value, Mapping):
-        return _members(value)
-    if isinstance(value, list):
-        return [_moved(one) for one in value]
-    if name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-        return f"#/$defs/{ROOT}{value[1:]}"
-    return value
+    def _schema(self, value: object) -> object:
+        # One with an address is a root itself.
+        return self.schema(value) if isinstance(value, Mapping) and "$id" not in value else value

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from muser_decode.formats.conversation import Call, CallDelta, CallPart, CallStart, Tool
-from muser_decode.formats.typed import coerced, parse_json, schema_of, type_names
+from muser_decode.formats.typed import Kinds, Signatures, parse_json
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """How a call begins whose arguments can be told apart from what surrounds them."""
@@ -80,7 +80,7 @@ class _Arguments:
     """
 
     def __init__(self, tools: Sequence[Tool], name: str) -> None:
-        self._tools, self._name = tools, name
+        self._signatures, self._name = Signatures(tools), name
         self._rest = ""
         self._depth = 0
         self._within = False
@@ -128,7 +128,7 @@ class _Arguments:
 
     def _string(self) -> str | None:
         """Begin a string, or take it whole where its text decides: a key's, or one that is to be another type."""
-        names = self._types()
+        names = self._kinds().told if self._is_value else ()
         if self._depth > 1 or (self._is_value and (not names or "string" in names)):
             self._rest, self._within = self._rest[1:], True
             return '"'
@@ -149,8 +149,8 @@ class _Arguments:
             self._is_value = mark == ":"
         return _MARKS.get(mark, mark)
 
-    def _types(self) -> list[str]:
-        return type_names(schema_of(self._tools, self._name, self._key)) if self._is_value else []
+    def _kinds(self) -> Kinds:
+        return self._signatures.of(self._name, self._key)
 
     def _coerced(self, text: str) -> str:
         """Return a scalar as JSON; one of the arguments themselves has the type that its schema names."""
@@ -159,7 +159,7 @@ class _Arguments:
         except ValueError:
             return text
         if self._depth == 1 and self._is_value:
-            value = coerced(value, schema_of(self._tools, self._name, self._key))
+            value = self._kinds().coerced(value)
         return json.dumps(value, ensure_ascii=False)
 
 

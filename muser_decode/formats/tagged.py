@@ -11,8 +11,9 @@ from enum import Enum
 from muser_decode.formats.base import ANY_OBJECT, JsonObject, Style, turn, with_system
 from muser_decode.formats.conversation import Call, Content, Delta, Message, Reasoning, Tool, told_at_once
 from muser_decode.formats.json_rule import json_rule
+from muser_decode.formats.references import type_list
 from muser_decode.formats.streamed import JsonCall, head_at_end
-from muser_decode.formats.typed import coerced_arguments, parse_json
+from muser_decode.formats.typed import Signatures, parse_json
 
 THINK, THINK_END = "<think>", "</think>"
 
@@ -186,7 +187,7 @@ def read_call(body: str, tools: Sequence[Tool]) -> Call | None:
     name = value.get("name")
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    arguments = coerced_arguments(arguments, tools, name)
+    arguments = Signatures(tools).coerced(arguments, name)
     text = json.dumps(arguments, ensure_ascii=False)
     try:
         text.encode()
@@ -238,7 +239,7 @@ class TaggedFormat(ABC):
 
     def trials(self, tool: Tool) -> Sequence[str] | None:
         """See `MessageFormat`."""
-        return [f"start: {json_rule(tool.definition_parameters())}"]
+        return [f"start: {json_rule(_arguments(tool))}"]
 
 
 def call_grammar(tools: Sequence[Tool], tags: CallTags, answer: JsonObject | None = None) -> str:
@@ -259,6 +260,13 @@ def _calls(tools: Sequence[Tool], *, strict: bool) -> str:
     for index, tool in enumerate(tools):
         # Arguments have a rule of their own, for their schema's references begin from that schema.
         begin = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-        arguments = tool.definition_parameters() if strict or tool.strict else ANY_OBJECT
+        arguments = _arguments(tool) if strict or tool.strict else ANY_OBJECT
         lines += [f'call{index}: {begin} arguments{index} "}}"', f"arguments{index}: {json_rule(arguments)}"]
     return "\n".join(lines) + "\n"
+
+
+def _arguments(tool: Tool) -> JsonObject:
+    """Return the schema of a call's arguments: of what a tool's schema allows, the objects."""
+    schema = tool.definition_parameters()
+    # A schema that allows none is left as it is, and refused as what cannot be followed.
+    return {**schema, "type": "object"} if "object" in type_list(schema, "object") else {"allOf": [schema, ANY_OBJECT]}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
+from muser_decode.formats.references import alternatives, type_list
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "array": (list,),
@@ -18,104 +21,124 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 }
 
 
-def schema_of(tools: Sequence[Tool], name: str, parameter: str) -> Mapping[str, object]:
-    """Return the schema of one parameter; an empty one where the tool or the parameter is not known."""
-    for tool in tools:
-        properties = resolved(tool.parameters, tool.parameters).get("properties")
-        if tool.name == name and isinstance(properties, dict):
-            found = properties.get(parameter)
-            return _flat(found, tool.parameters) if isinstance(found, dict) else {}
-    return {}
+@dataclass(frozen=True)
+class Kinds:
+    """What one argument may be: values of some types, and constants by how they are written as a text.
 
-
-def _flat(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a schema without references, of which only alternatives have alternatives."""
-    found = alternatives(schema, root)
-    return found[0] if len(found) == 1 else {"anyOf": found} if found else {}
-
-
-def alternatives(schema: Mapping[str, object], root: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """Return the schemas that a value may follow, each place of `root` once however it is reached.
-
-    None are left of one that refers to itself and to nothing else.
-
-    >>> alternatives({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}, {"$defs": {"n": {"allOf": [{"const": 1}]}}})
-    [{'const': 1}, {'type': 'null'}]
+    `untyped` says that there is an alternative of which nothing is known; of one without a schema that is the only one.
     """
-    waiting, seen, found = [schema], set[int](), list[Mapping[str, object]]()
-    while waiting:
-        one = resolved(waiting.pop(), root)
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        choices = next((one[name] for name in ("anyOf", "oneOf") if isinstance(one.get(name), list)), None)
-        whole = one.get("allOf")
-        if choices is None and isinstance(whole, list) and len(whole) == 1 and "type" not in one:
-            # How a reference is written that has a description.
-            choices = whole
-        if isinstance(choices, list):
-            waiting += [choice for choice in reversed(choices) if isinstance(choice, Mapping)]
-        else:
-            found.append(one)
-    return found
 
+    types: tuple[str, ...] = ()
+    constants: Mapping[str, object] = field(default_factory=dict)
+    untyped: bool = True
 
-def resolved(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
-    """Return what a schema refers to within `root`; the schema itself where it refers to nothing that is there.
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The types of all that it may be; none where that is not known. Texts come last, for anything is one."""
+        if self.untyped:
+            return ()
+        names = dict.fromkeys([*self.types, *map(_type, self.constants.values())])
+        return tuple(sorted(names, key=lambda name: name == "string"))
 
-    >>> resolved({"$ref": "#/$defs/n"}, {"$defs": {"n": {"type": "integer"}}})
-    {'type': 'integer'}
-    """
-    seen: list[object] = []
-    while isinstance(schema.get("$ref"), str) and schema["$ref"] not in seen:
-        seen.append(schema["$ref"])
-        place: object = root
-        for step in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-            place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-        if not isinstance(place, Mapping):
-            break
-        schema = place
-    return schema
+    def is_text(self, begun: str) -> bool:
+        """Say whether what begins so is a text whatever follows, read as `from_text` reads it."""
+        if self.untyped or set(self.types) - {"null"} != {"string"}:
+            return False
+        others = (*self.constants, "null") if "null" in self.types else (*self.constants,)
+        return not any(other.startswith(begun) for other in others)
 
+    def from_text(self, text: str) -> object:
+        """Return what a text stands for: a constant, else a value of another type that it can be read as, else itself.
 
-def from_text(text: str, schema: Mapping[str, object]) -> object:
-    """Return the value that a parameter's text stands for.
+        Where nothing is known, only what is plainly an object or an array is read as such.
 
-    A text is what it is unless the schema names another type that it can be read as. Where the schema names
-    none, only what is plainly an object or an array is read as such.
+        >>> kinds = Kinds(("string", "null"), {"1": 1}, untyped=False)
+        >>> [kinds.from_text(text) for text in ("1", "2", "null")]
+        [1, '2', None]
+        """
+        if text in self.constants:
+            return self.constants[text]
+        for name in self.told or ("array", "object"):
+            value = _read(text)
+            if name != "string" and _is(value, name):
+                return value
+        return text
 
-    >>> from_text("3", {"type": "string"}), from_text("3", {"type": "integer"}), from_text("3", {})
-    ('3', 3, '3')
-    """
-    names = type_names(schema) or ["array", "object"]
-    for name in names:
-        if name == "string":
-            return text
-        value = _read(text)
-        if _is(value, name):
+    def coerced(self, value: object) -> object:
+        """Return a JSON value with a type that it may have, where nothing is lost by it.
+
+        >>> Kinds(("integer",), untyped=False).coerced("3"), Kinds(("string",), untyped=False).coerced(3)
+        (3, '3')
+        """
+        if not self.told or any(_is(value, name) for name in self.told):
             return value
-    return text
-
-
-def coerced(value: object, schema: Mapping[str, object]) -> object:
-    """Return a JSON value with the type that the schema names, where nothing is lost by it.
-
-    >>> coerced("3", {"type": "integer"}), coerced(3, {"type": "string"}), coerced("x", {"type": "integer"})
-    (3, '3', 'x')
-    """
-    names = type_names(schema)
-    if not names or any(_is(value, name) for name in names):
+        if isinstance(value, str):
+            return self.from_text(value)
+        if "string" in self.told and isinstance(value, int | float):
+            return json.dumps(value)
         return value
-    if isinstance(value, str):
-        return from_text(value, schema)
-    if "string" in names and isinstance(value, int | float):
-        return json.dumps(value)
-    return value
 
 
-def coerced_arguments(arguments: Mapping[str, object], tools: Sequence[Tool], name: str) -> dict[str, object]:
-    """Return the arguments of a call, each coerced to its schema."""
-    return {key: coerced(value, schema_of(tools, name, key)) for key, value in arguments.items()}
+def kinds_of(schema: object, root: JsonObject) -> Kinds:
+    """Return what a value may be that follows a schema.
+
+    >>> kinds_of({"anyOf": [{"enum": ["x", 5]}, {"type": "boolean"}]}, {}).told
+    ('boolean', 'integer', 'string')
+    """
+    types: dict[str, None] = {}
+    constants: dict[str, object] = {}
+    found = alternatives(schema, root).found
+    untyped = not found
+    for one in found:
+        named, fixed = type_list(one), constants_of(one)
+        if fixed is not None:
+            for value in fixed:
+                constants.setdefault(spelled(value), value)
+        types.update(dict.fromkeys(named if fixed is None else ()))
+        untyped |= fixed is None and not named
+    return Kinds(tuple(types), constants, untyped)
+
+
+def constants_of(schema: JsonObject) -> list[object] | None:
+    """Return the values that a schema lists, of the types that it names; None where it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    named = type_list(schema)
+    return [value for value in values if not named or any(_is(value, name) for name in named)]
+
+
+def spelled(value: object) -> str:
+    """Return a JSON value as an argument's text has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class Signatures:
+    """What tools' arguments may be. Each is looked up once: schemas may be large, and arguments come in pieces."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in reversed(tools)}
+        self._properties: dict[str, Mapping[str, object]] = {}
+        self._kinds: dict[tuple[str, str], Kinds] = {}
+
+    def of(self, name: str, parameter: str) -> Kinds:
+        """Return what a parameter of a tool may be; anything where one of them is not known."""
+        place = name, parameter
+        if place not in self._kinds:
+            tool = self._tools.get(name)
+            schema = None if tool is None else self._of_tool(tool).get(parameter)
+            self._kinds[place] = Kinds() if tool is None or schema is None else kinds_of(schema, tool.parameters)
+        return self._kinds[place]
+
+    def _of_tool(self, tool: Tool) -> Mapping[str, object]:
+        if tool.name not in self._properties:
+            told = (one.get("properties") for one in alternatives(tool.parameters, tool.parameters).found)
+            self._properties[tool.name] = next((one for one in told if isinstance(one, Mapping)), {})
+        return self._properties[tool.name]
+
+    def coerced(self, arguments: Mapping[str, object], name: str) -> dict[str, object]:
+        """Return the arguments of a call, each coerced to its schema."""
+        return {key: self.of(name, key).coerced(value) for key, value in arguments.items()}
 
 
 def parse_json(text: str) -> object:
@@ -150,29 +173,6 @@ def _read(text: str) -> object:
         return parse_json(text.strip())
     except ValueError:
         return _Unreadable()
-
-
-def type_names(schema: Mapping[str, object]) -> list[str]:
-    """Return the type names of a schema, those of alternatives and of constants too; none where it names none."""
-    return list(_types(schema))
-
-
-def _types(schema: Mapping[str, object]) -> Iterator[str]:
-    named = schema.get("type")
-    if isinstance(named, str):
-        yield named
-    elif isinstance(named, list):
-        yield from (name for name in named if isinstance(name, str))
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                yield from _types(choice)
-    if named is None:
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        told = {_type(value) for value in values} if isinstance(values, list) else set()
-        # Anything is a text, so that is what it is if nothing else.
-        yield from sorted(told, key=lambda name: (name == "string", name))
 
 
 def _type(value: object) -> str:

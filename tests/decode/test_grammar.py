@@ -156,6 +156,18 @@ def test_a_token_that_is_not_allowed_breaks_the_generation(grammars: Grammars, t
         constraint.mask()
 
 
+def test_an_answer_that_cannot_go_on_breaks_the_generation_and_does_not_end(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    properties = {"n": {"type": "boolean"}, "a": {"$ref": "#/properties/a"}}
+    schema = {"type": "object", "properties": properties, "required": ["n", "a"], "additionalProperties": False}
+    constraint = GrammarConstraint(grammars.matcher(json_grammar(schema)))
+    for token in tokenizer.encode('{"n": true, "a": '):
+        constraint.accept(token)
+    with pytest.raises(GrammarFailed, match="NoExtensionBias"):
+        constraint.mask()
+
+
 def test_reasoning_is_free_and_the_answer_is_not(grammars: Grammars, tokenizer: Tokenizer) -> None:
     inner = GrammarConstraint(grammars.matcher(json_grammar(SCHEMA)))
     parser = TaggedParser([], TAGS, thinks=True, opened=True)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     import httpx
 
 FAR = {"type": "object", "properties": {"far": {"type": "boolean"}}, "required": ["far"], "additionalProperties": False}
-HERMES = (
-    "{% for one in messages %}{{ one.content }}{% endfor %}{% for one in tools %}{{ one.function.name }}{% endfor %}"
-)
+HERMES = "{% for one in messages + (tools or []) %}{{ one.content or one.function.name }}{% endfor %}"
 ENDS = ("<|eom|>", "<|eot|>")
 DEPTH = 24
 
@@ -115,6 +113,8 @@ ODD: dict[str, dict[str, Any]] = {
     "too large": with_property({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1100)}}),
     "circular": with_property({"anyOf": [{"$ref": "#/properties/a"}]}),
     "circular and more": with_property({"anyOf": [{"$ref": "#/properties/a"}, {"allOf": [{"$ref": "#"}]}]}),
+    "required things that are no names": {**with_property({"type": "integer"}), "required": ["a", {}, [1]]},
+    "no object": {"type": "array", "items": {"type": "integer"}},
     "another machine's": with_property({"$ref": "https://example.com/schema.json"}),
 }
 
@@ -133,8 +133,38 @@ def test_what_cannot_be_followed_is_refused_by_the_tool_s_name_or_free(ask: Any,
         assert ask(tool(odd), good, max_tokens=2, **way).status_code == 200
 
 
-def test_many_values_that_refer_to_a_large_schema_are_bounded(ask: Any) -> None:
-    """Of the third format each value brings the whole schema along."""
-    many = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/n"}} for i in range(400)}
-    schema = {"type": "object", "properties": many, "$defs": {"n": {"enum": ["x" * 100] * 200}}}
-    assert ask(tool(schema), tool_choice="required", max_tokens=2).status_code == 200
+@pytest.mark.parametrize(
+    "tools",
+    [
+        # In the third format each value that refers brings the whole schema along.
+        [
+            {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/n"}} for i in range(30)},
+                "$defs": {"n": {"enum": [f"{i}" * 20 for i in range(1000)]}},
+            }
+        ]
+        * 10,
+        [{"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(30)}}] * 250,
+    ],
+    ids=["references", "options"],
+)
+def test_tools_that_are_too_many_to_be_followed_together_take_any_arguments(ask: Any, tools: list[Any]) -> None:
+    named = [{"type": "function", "function": {"name": f"f{i}", "parameters": one}} for i, one in enumerate(tools)]
+    form = {"type": "json_schema", "json_schema": {"name": "k", "schema": FAR}}
+    for way in ({"tool_choice": "required"}, {"response_format": form}):
+        response = ask(*named, max_tokens=2, **way)
+        assert response.status_code == 200, response.text
+
+
+def test_arguments_are_an_object_where_the_schema_names_no_type(ask: Any) -> None:
+    schema = {"properties": {"a": {"const": 3}}, "required": ["a"], "additionalProperties": False}
+    assert arguments(ask(tool(schema, strict=True), tool_choice="required", max_tokens=200)) == {"a": 3}
+
+
+def test_a_value_is_not_looked_up_again_with_each_piece(ask: Any) -> None:
+    """Cubic and once for each token, this would take hours."""
+    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(2000)}
+    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(2000)]}
+    schema = with_property(choices, **{"$defs": {**chain, "2000": {"type": "string"}}})
+    assert ask(tool(schema), tool_choice="required", max_tokens=100).status_code == 200

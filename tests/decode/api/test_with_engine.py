@@ -194,7 +194,9 @@ def test_a_schema_that_is_too_large_is_refused_by_name_before_anything_runs(
     kit: Any, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "submit_all", lambda _parts: pytest.fail("it was submitted"), raising=False)
-    call = kit.caller(other=backend).call
+    # Only named to the model, for this context is small.
+    template = "{{ messages[0].content }}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    call = kit.caller(other=backend, template=template).call
     turns = [{"role": "user", "content": "Hi"}]
     small, large = tool("f", optional(2)), tool("g", TOO_LARGE, strict=True)
     chats: list[tuple[dict[str, Any], str]] = [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muser_decode.formats.conversation import Tool
-from muser_decode.formats.typed import coerced, coerced_arguments, from_text, schema_of
+from muser_decode.formats.typed import Kinds, Signatures, kinds_of
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from muser_decode.formats.typed import coerced, coerced_arguments, from_text, sc
     ],
 )
 def test_a_parameter_s_text_gets_the_schema_s_type(text: str, schema: dict[str, Any], value: object) -> None:
-    read = from_text(text, schema)
+    read = kinds_of(schema, {}).from_text(text)
     assert (read, type(read)) == (value, type(value))
 
 
@@ -58,14 +58,31 @@ def test_a_parameter_s_text_gets_the_schema_s_type(text: str, schema: dict[str, 
 def test_a_json_value_is_coerced_where_nothing_is_lost(
     given_value: object, schema: dict[str, Any], value: object
 ) -> None:
-    assert coerced(given_value, schema) == value
+    assert kinds_of(schema, {}).coerced(given_value) == value
 
 
-def test_schemas_of_unknown_things_are_empty() -> None:
+def test_of_unknown_things_anything_may_be() -> None:
     tools = [Tool("f", "", {"properties": {"a": {"type": "integer"}, "b": True}}), Tool("g", "", {"properties": 3})]
-    assert schema_of(tools, "f", "a") == {"type": "integer"}
-    assert [schema_of(tools, *names) for names in (("f", "b"), ("f", "c"), ("g", "a"), ("h", "a"))] == [{}] * 4
-    assert coerced_arguments({"a": "1", "z": "1"}, tools, "f") == {"a": 1, "z": "1"}
+    signatures = Signatures(tools)
+    assert signatures.of("f", "a") == Kinds(("integer",), {}, untyped=False)
+    for names in (("f", "b"), ("f", "c"), ("g", "a"), ("h", "a")):
+        assert signatures.of(*names) == Kinds()
+    assert signatures.coerced({"a": "1", "z": "1"}, "f") == {"a": 1, "z": "1"}
+
+
+def test_an_alternative_of_which_nothing_is_known_leaves_a_value_as_it_is() -> None:
+    for other in ({"minimum": 3}, {"allOf": [{"type": "integer"}, {"maximum": 9}]}, True):
+        assert kinds_of({"anyOf": [{"type": "string", "enum": ["auto"]}, other]}, {}).coerced(5) == 5
+
+
+def test_a_text_is_known_to_be_one_when_it_can_be_nothing_else() -> None:
+    kinds = kinds_of({"anyOf": [{"type": "string"}, {"const": "north"}, {"type": "null"}]}, {})
+    assert [kinds.is_text(begun) for begun in ("", "n", "nu", "nul ", "null", "nullx", "x")] == [
+        *(False, False, False, True, False, True, True)
+    ]
+    assert kinds_of({"type": "string"}, {}).is_text("")
+    for schema in ({}, {"type": ["string", "integer"]}, {"enum": ["a"]}):
+        assert not kinds_of(schema, {}).is_text("x")
 
 
 def test_references_are_followed_through_alternatives_and_end() -> None:
@@ -80,11 +97,19 @@ def test_references_are_followed_through_alternatives_and_end() -> None:
         "c": {"anyOf": [{"$ref": "#/properties/c"}]},
     }
     tools = [Tool("f", "", {"properties": properties, "$defs": definitions})]
-    assert coerced_arguments({"a": "1", "b": "1", "c": "1"}, tools, "f") == {"a": 1, "b": 1, "c": "1"}
-    assert schema_of(tools, "f", "a") == {"anyOf": [{"enum": [1, 2]}, {"type": "null"}]}
+    assert Signatures(tools).coerced({"a": "1", "b": "1", "c": "1"}, "f") == {"a": 1, "b": 1, "c": "1"}
+    assert Signatures(tools).of("f", "a") == Kinds(("null",), {"1": 1, "2": 2}, untyped=False)
     both = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)}
     doubling = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**both, "60": {"type": "integer"}}}
-    assert schema_of([Tool("f", "", doubling)], "f", "a") == {"type": "integer"}
+    assert Signatures([Tool("f", "", doubling)]).of("f", "a").told == ("integer",)
+
+
+def test_choices_that_go_a_long_way_to_one_place_are_read_once() -> None:
+    """Cubic, this would take minutes."""
+    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)}
+    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(3000)]}
+    root = {"properties": {"a": choices}, "$defs": {**chain, "3000": {"type": "integer"}}}
+    assert Signatures([Tool("f", "", root)]).of("f", "a").told == ("integer",)
 
 
 WORDS = st.sampled_from(["type", "anyOf", "enum", "x"])
@@ -93,4 +118,7 @@ SCHEMAS = st.recursive(st.none() | st.text() | st.integers(), lambda s: st.lists
 
 @given(st.text(), SCHEMAS)
 def test_no_schema_breaks_it(text: str, schema: Any) -> None:
-    from_text(text, schema if isinstance(schema, dict) else {"type": schema})
+    kinds = kinds_of(schema, {})
+    kinds.from_text(text)
+    kinds.coerced(text)
+    kinds.is_text(text)

@@ -1,0 +1,147 @@
+"""Random strict tools: whatever a grammar allows is read as a call that follows the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from read_deltas import together
+
+from muser_decode.formats.channels import ChannelParser
+from muser_decode.formats.chatml_hermes import TAGS, ChatmlHermes
+from muser_decode.formats.conversation import Call, Reasoning, Tool
+from muser_decode.formats.muse import Muse
+from muser_decode.formats.tagged import TaggedParser
+from muser_decode.grammar import GrammarConstraint, GrammarFailed, GrammarRefused, Grammars, Listener, lark_grammar
+from muser_wire.model.tiny import write_tiny
+from muser_wire.model.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from muser_decode.formats.base import MessageFormat, Parser
+
+TOOLS = 150
+STEPS = 1500
+HUGE = re.compile(r"\d[eE]\+?\d{3}")
+"""JSON has numbers that are out of every reader's range."""
+
+
+def value(choose: random.Random, depth: int) -> Any:
+    """A random schema of a value, such as schema libraries write them and odder ones."""
+    words = ["x", "null", "5", "true", 'say "y"', 5, 5.5, True, None, [1], {"k": 2}]
+    shallow: list[Any] = [
+        {"type": "string"},
+        {"type": "string", "minLength": 1, "maxLength": 3},
+        {"type": choose.sample(["string", "null", "integer", "boolean"], 2)},
+        {"type": "integer", "minimum": 2, "maximum": 30},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 9},
+        {"type": "boolean"},
+        {"type": "null"},
+        {"enum": choose.sample(words, 3)},
+        {"const": choose.choice(words)},
+        {"type": "string", "enum": ["5", "x"]},
+        {"$ref": "#/$defs/one"},
+        {"$ref": "#/$defs/an%20other", "description": "It."},
+        {"$ref": "#/properties/first"},
+        True,
+        {},
+    ]
+    if depth == 0:
+        return choose.choice(shallow)
+    below = value(choose, depth - 1)
+    others = [value(choose, depth - 1) for _ in range(2)]
+    return choose.choice(
+        [
+            *shallow,
+            {"anyOf": others},
+            {"anyOf": [*others, {"type": "null"}], "default": None},
+            {"allOf": [below], "title": "One"},
+            {"type": "integer", "anyOf": [{"maximum": 3}, {"minimum": 8, "maximum": 12}]},
+            {"anyOf": others, "minimum": 4},
+            {"$ref": "#/$defs/one", "maximum": 6},
+            {"enum": [1, 20], "minimum": 10},
+            {"type": "array", "items": below, "maxItems": 2},
+            {"type": "object", "properties": {"z": below}, "required": ["z"], "additionalProperties": False},
+        ]
+    )
+
+
+def strict_tool(seed: int) -> Tool:
+    choose = random.Random(seed)
+    properties = {name: value(choose, 2) for name in ("first", "second", "th ird")}
+    schema = {"type": "object", "properties": properties, "required": choose.sample(sorted(properties), 2)}
+    definitions = {"one": value(choose, 1), "an other": value(choose, 0)}
+    return Tool("f", "", {**schema, "additionalProperties": False, "$defs": definitions}, strict=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "muse_glimmer"])
+def test_what_a_grammar_allows_is_read_as_what_the_schema_allows(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("models") / family
+    write_tiny(family, path)
+    tokenizer = load_tokenizer(path)
+    form: MessageFormat = Muse() if family == "muse_glimmer" else ChatmlHermes()
+    stops = form.stop_ids(tokenizer.special_ids, tokenizer.eos_ids)
+    grammars = Grammars(tokenizer, stops)
+    read = 0
+    for seed in range(TOOLS):
+        tool = strict_tool(seed)
+        arguments = called(form, grammars, tokenizer, stops, tool, seed)
+        if arguments is not None:
+            assert jsonschema_rs.is_valid(tool.parameters, arguments), (seed, tool.parameters, arguments)
+            read += 1
+    # The others can be held to no grammar, or a random text did not come to its end.
+    assert read > TOOLS // 4
+
+
+def called(
+    form: MessageFormat, grammars: Grammars, tokenizer: Tokenizer, stops: frozenset[int], tool: Tool, seed: int
+) -> Mapping[str, object] | None:
+    """The arguments of a random call; None where the tool cannot be followed, or the call has no end."""
+    trials, source = form.trials(tool), form.forced_call([tool]) if form.trials(tool) is not None else None
+    if trials is None or source is None:
+        return None
+    try:
+        for trial in trials:
+            grammars.check(trial)
+        constraint = GrammarConstraint(grammars.matcher(lark_grammar(source)))
+    except GrammarRefused:
+        return None
+    choose, spelled = random.Random(seed), {token: text for text, token in tokenizer.special_ids.items()}
+    parser: Parser = ChannelParser([tool])
+    if not isinstance(form, Muse):
+        parser = TaggedParser([tool], TAGS, thinks=False, opened=False)
+    listener, deltas = Listener(parser, tokenizer), []
+    for _ in range(STEPS):
+        try:
+            mask = constraint.mask()
+            assert mask is not None
+            may = [int(i) for i in np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))]
+            ends = [
+                token for token in may if token in spelled or tokenizer.token_bytes(token)[:1] in (b"<", b'"', b"}")
+            ]
+            token = choose.choice(ends if ends and choose.random() < 0.3 else may)
+            constraint.accept(token)
+        except GrammarFailed:
+            # An optional argument whose schema refers to itself and nothing else.
+            return None
+        if token in stops:
+            told = [one for one in together([*deltas, *parser.finish()]) if not isinstance(one, Reasoning)]
+            assert len(told) == 1, told
+            assert isinstance(told[0], Call), told
+            if HUGE.search(told[0].text):
+                return None
+            assert json.loads(told[0].text) == told[0].arguments, (seed, told[0].text, tool.parameters)
+            return told[0].arguments
+        if token in spelled and isinstance(form, Muse):
+            deltas += parser.control(spelled[token])
+        else:
+            deltas += parser.feed(listener._decoder.feed(token))
+    return None
