@@ -238,7 +238,8 @@ class _Pieces:
 
 def _reason(error: str) -> str:
     # What the library counts in 16 bits is an assertion there.
-    return "it is too large" if "panic" in error else _first_line(error)
+    line = _first_line(error)
+    return "it is too large" if line.startswith("panic") else line
 
 
 def _first_line(text: str) -> str:

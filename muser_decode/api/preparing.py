@@ -185,7 +185,8 @@ class Kitchen:
         elif asked.toolbox.required:
             begin = self._calls(tools, form.forced_call)
         elif any(tool.strict for tool in tools):
-            begin = self._calls(tools, form.strict_call)
+            # The arguments of the others are free as it is.
+            begin = self._calls([tool if tool.strict else _free(tool) for tool in tools], form.strict_call)
             return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
         else:
             return None
@@ -214,6 +215,8 @@ class Kitchen:
         return self._grammar(lambda: lark_grammar(known), "tools")
 
     def _can_be_followed(self, tool: Tool) -> bool:
+        if tool.parameters == ANY_OBJECT:
+            return True
         sources = self._format.trials(tool)
         if sources is None and tool.strict:
             raise unsupported("tools", f"This model's message format cannot {STRICT}: those of {tool.name!r}.")
@@ -238,7 +241,7 @@ class Kitchen:
         """Return how many tokens an answer may have.
 
         Raises:
-            ApiError: none.
+            ApiError: there is room for none.
         """
         room = self.backend.context_tokens - len(prompt_ids)
         if room < 1:

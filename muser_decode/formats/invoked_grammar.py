@@ -14,8 +14,8 @@ from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.invoked import CALLS, CALLS_END, INVOKE_END, PARAMETER_END
 from muser_decode.formats.json_rule import json_rule
-from muser_decode.formats.references import CONSTANTS, DEFINITIONS, NOTES, alternatives, type_list
-from muser_decode.formats.typed import constants_of, spelled
+from muser_decode.formats.references import CONSTANTS, DEFINITIONS, NOTES, alternatives, constants_of, type_list
+from muser_decode.formats.typed import spelled
 
 MAX_TEXT_CHARS = 4096
 """A bound on a text's length becomes part of an automaton, whose size grows with it."""
@@ -26,7 +26,7 @@ OBJECT_KEYS = NOTES | DEFINITIONS | {"type", "properties", "required", "addition
 _SCALARS = frozenset({"boolean", "integer", "null", "number"})
 _SCALAR_KEYS = NOTES | {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 
-MAX_TRIALS = 256
+MAX_TRIALS = 64
 """How many values of a tool are tried: each takes a millisecond or more."""
 
 MAX_CHARS = 1 << 22
@@ -119,7 +119,7 @@ class _Rules:
 
     def invoke(self, tool: Tool, *, typed: bool) -> str:
         """Return the rule of a call of this tool."""
-        told = alternatives(tool.parameters, tool.parameters)
+        told = alternatives(tool.parameters, tool.parameters, into_json=True)
         schema = told.found[0] if len(told.found) == 1 else {}
         properties, needed = schema.get("properties"), schema.get("required", [])
         known = properties if typed and isinstance(properties, Mapping) else {}
@@ -158,8 +158,10 @@ class _Rules:
             return self._rule(f"{self._json(schema, tool)} {_quoted(PARAMETER_END)}")
         if not kinds or (tool.strict and not told.all):
             raise NotSayable
-        if len(kinds) == len(texts) == 1:
-            return self._text(kinds[0], tool)
+        others = [kind for kind in kinds if not _is_text(kind)]
+        if len(texts) == 1 and all(_is_null(kind) for kind in others):
+            text = self._text(texts[0], tool)
+            return text if text == "text" or not others else self._rule(f"{text} | {_quoted(f'null{PARAMETER_END}')}")
         if texts:
             # Every other value is such a text too. It is read as what else it may be, so that must be said by types.
             if tool.strict and not all(_is_plain(kind) for kind in kinds):
@@ -217,6 +219,10 @@ def _quoted(text: str) -> str:
 
 def _is_text(schema: JsonObject) -> bool:
     return not CONSTANTS & schema.keys() and type_list(schema, "string") == ["string"]
+
+
+def _is_null(schema: JsonObject) -> bool:
+    return not CONSTANTS & schema.keys() and type_list(schema) == ["null"]
 
 
 def _has_texts(schema: JsonObject) -> bool:

@@ -5,46 +5,44 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
-from muser_decode.formats.references import alternatives, type_list
-
-_PYTHON: dict[str, tuple[type, ...]] = {
-    "array": (list,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "null": (type(None),),
-    "number": (int, float),
-    "object": (dict,),
-}
+from muser_decode.formats.references import alternatives, constants_of, is_of, referred, same, type_list, type_of
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """What one argument may be: values of some types, and constants by how they are written as a text.
+    """What one argument may be: values of some types, and constants.
 
     `untyped` says that there is an alternative of which nothing is known; of one without a schema that is the only one.
     """
 
     types: tuple[str, ...] = ()
-    constants: Mapping[str, object] = field(default_factory=dict)
+    constants: tuple[object, ...] = ()
     untyped: bool = True
 
-    @property
+    @cached_property
     def told(self) -> tuple[str, ...]:
         """The types of all that it may be; none where that is not known. Texts come last, for anything is one."""
         if self.untyped:
             return ()
-        names = dict.fromkeys([*self.types, *map(_type, self.constants.values())])
+        names = dict.fromkeys([*self.types, *map(type_of, self.constants)])
         return tuple(sorted(names, key=lambda name: name == "string"))
+
+    @cached_property
+    def _spelled(self) -> dict[str, object]:
+        return {spelled(value): value for value in reversed(self.constants)}
 
     def is_text(self, begun: str) -> bool:
         """Say whether what begins so is a text whatever follows, read as `from_text` reads it."""
+        if self.told == ("string",):
+            return True
         if self.untyped or set(self.types) - {"null"} != {"string"}:
             return False
-        others = (*self.constants, "null") if "null" in self.types else (*self.constants,)
+        others = (*self._spelled, "null") if "null" in self.types else (*self._spelled,)
         return not any(other.startswith(begun) for other in others)
 
     def from_text(self, text: str) -> object:
@@ -52,16 +50,23 @@ class Kinds:
 
         Where nothing is known, only what is plainly an object or an array is read as such.
 
-        >>> kinds = Kinds(("string", "null"), {"1": 1}, untyped=False)
-        >>> [kinds.from_text(text) for text in ("1", "2", "null")]
-        [1, '2', None]
+        >>> kinds = Kinds(("string", "null"), (10,), untyped=False)
+        >>> [kinds.from_text(text) for text in ("10", "1", "null", "10.0")]
+        [10, '1', None, 10]
         """
-        if text in self.constants:
-            return self.constants[text]
-        for name in self.told or ("array", "object"):
-            value = _read(text)
-            if name != "string" and _is(value, name):
-                return value
+        if self.told == ("string",) or text in self._spelled:
+            return self._spelled.get(text, text)
+        value = _read(text)
+        for constant in self.constants:
+            if same(value, constant):
+                return constant
+        # What is none of the constants is of their types only where it cannot be a text.
+        free = self.untyped or "string" in self.types
+        names = self.types if free else self.told
+        if any(name != "string" and is_of(value, name) for name in names) or (
+            self.untyped and isinstance(value, list | dict)
+        ):
+            return value
         return text
 
     def coerced(self, value: object) -> object:
@@ -70,7 +75,7 @@ class Kinds:
         >>> Kinds(("integer",), untyped=False).coerced("3"), Kinds(("string",), untyped=False).coerced(3)
         (3, '3')
         """
-        if not self.told or any(_is(value, name) for name in self.told):
+        if not self.told or any(is_of(value, name) for name in self.told):
             return value
         if isinstance(value, str):
             return self.from_text(value)
@@ -86,26 +91,27 @@ def kinds_of(schema: object, root: JsonObject) -> Kinds:
     ('boolean', 'integer', 'string')
     """
     types: dict[str, None] = {}
-    constants: dict[str, object] = {}
+    constants: list[object] = []
     found = alternatives(schema, root).found
     untyped = not found
     for one in found:
-        named, fixed = type_list(one), constants_of(one)
+        named, fixed = type_list(one) or _of_all(one, root), constants_of(one)
         if fixed is not None:
-            for value in fixed:
-                constants.setdefault(spelled(value), value)
-        types.update(dict.fromkeys(named if fixed is None else ()))
-        untyped |= fixed is None and not named
-    return Kinds(tuple(types), constants, untyped)
+            constants += fixed
+        else:
+            types.update(dict.fromkeys(named))
+            untyped |= not named
+    return Kinds(tuple(types), tuple(constants), untyped)
 
 
-def constants_of(schema: JsonObject) -> list[object] | None:
-    """Return the values that a schema lists, of the types that it names; None where it lists none."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return None
-    named = type_list(schema)
-    return [value for value in values if not named or any(_is(value, name) for name in named)]
+def _of_all(schema: JsonObject, root: JsonObject) -> list[str]:
+    """Return the types of a schema that is several at once: those that one of them names."""
+    several = schema.get("allOf")
+    for one in several if isinstance(several, list) else ():
+        target = referred(root, one.get("$ref")) if isinstance(one, Mapping) and "$ref" in one else one
+        if isinstance(target, Mapping) and (named := type_list(target)):
+            return named
+    return []
 
 
 def spelled(value: object) -> str:
@@ -132,7 +138,9 @@ class Signatures:
 
     def _of_tool(self, tool: Tool) -> Mapping[str, object]:
         if tool.name not in self._properties:
-            told = (one.get("properties") for one in alternatives(tool.parameters, tool.parameters).found)
+            told = (
+                one.get("properties") for one in alternatives(tool.parameters, tool.parameters, into_json=True).found
+            )
             self._properties[tool.name] = next((one for one in told if isinstance(one, Mapping)), {})
         return self._properties[tool.name]
 
@@ -173,15 +181,3 @@ def _read(text: str) -> object:
         return parse_json(text.strip())
     except ValueError:
         return _Unreadable()
-
-
-def _type(value: object) -> str:
-    return next(name for name in ("string", "boolean", "integer", *_PYTHON) if _is(value, name))
-
-
-def _is(value: object, name: str) -> bool:
-    if name == "string":
-        return isinstance(value, str)
-    if isinstance(value, bool) and name != "boolean":
-        return False
-    return isinstance(value, _PYTHON.get(name, ()))

@@ -89,12 +89,14 @@ def doubling(depth: int) -> dict[str, Any]:
             None,
         ),
         (with_property({"$ref": "#/$defs/0"}, **{"$defs": doubling(DEPTH)}), [{"a": i} for i in range(1, 10)]),
+        ({"type": "object", "$ref": "#/$defs/n", "$defs": {"n": with_property({"const": 8})}}, [{"a": 8}]),
+        (with_property({"type": ["integer", "integer"], "enum": [6, "x"]}), [{"a": 6}]),
         (
             with_property({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}, **{"$defs": {"n": {"const": 2}}}),
             [{"a": 2}, {"a": None}],
         ),
     ],
-    ids=["definition", "root", "property", "doubling", "or none"],
+    ids=["definition", "root", "property", "doubling", "root beside its type", "a type twice", "or none"],
 )
 def test_references_of_a_tool_begin_from_its_own_schema(
     ask: Any, schema: dict[str, Any], allowed: list[Any] | None, strict: bool
@@ -163,8 +165,8 @@ def test_arguments_are_an_object_where_the_schema_names_no_type(ask: Any) -> Non
 
 
 def test_a_value_is_not_looked_up_again_with_each_piece(ask: Any) -> None:
-    """Cubic and once for each token, this would take hours."""
-    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(2000)}
-    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(2000)]}
-    schema = with_property(choices, **{"$defs": {**chain, "2000": {"type": "string"}}})
+    """Cubic and once for each token, this would take minutes."""
+    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(900)}
+    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(900)]}
+    schema = with_property(choices, **{"$defs": {**chain, "900": {"type": "string"}}})
     assert ask(tool(schema), tool_choice="required", max_tokens=100).status_code == 200

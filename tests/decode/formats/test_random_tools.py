@@ -15,6 +15,8 @@ from read_deltas import together
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.chatml_hermes import TAGS, ChatmlHermes
 from muser_decode.formats.conversation import Call, Reasoning, Tool
+from muser_decode.formats.invoked import InvokedCalls
+from muser_decode.formats.invoked_grammar import body_grammar
 from muser_decode.formats.muse import Muse
 from muser_decode.formats.tagged import TaggedParser
 from muser_decode.grammar import GrammarConstraint, GrammarFailed, GrammarRefused, Grammars, Listener, lark_grammar
@@ -64,6 +66,13 @@ def value(choose: random.Random, depth: int) -> Any:
             {"allOf": [below], "title": "One"},
             {"type": "integer", "anyOf": [{"maximum": 3}, {"minimum": 8, "maximum": 12}]},
             {"anyOf": others, "minimum": 4},
+            {"oneOf": others},
+            {"type": ["string", "null", "integer"], "anyOf": others},
+            {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+            {"anyOf": [{"enum": [10, 5.5, "y"]}, {"type": "string"}]},
+            {"const": 5, "enum": [5, 6]},
+            {"type": "array", "items": {"anyOf": others}, "maxItems": 2},
+            {"type": "object", "properties": {"z": below}, "additionalProperties": {"type": "boolean"}},
             {"$ref": "#/$defs/one", "maximum": 6},
             {"enum": [1, 20], "minimum": 10},
             {"type": "array", "items": below, "maxItems": 2},
@@ -145,3 +154,46 @@ def called(
         else:
             deltas += parser.feed(listener._decoder.feed(token))
     return None
+
+
+TEXTS = ("1", "5", "5.5", "7", "10", "null", "true", "x", "", "[1]", '{"k": 2}', "nul", "y", "x" * 5, " 5")
+
+
+def test_each_text_that_the_third_format_s_grammar_allows_is_read_as_the_schema_says(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("models") / "muse"
+    write_tiny("muse_glimmer", path)
+    tokenizer = load_tokenizer(path)
+    grammars = Grammars(tokenizer, Muse().stop_ids(tokenizer.special_ids, tokenizer.eos_ids))
+    read = 0
+    for seed in range(2 * TOOLS):
+        choose = random.Random(seed)
+        definitions = {"one": value(choose, 1), "an other": value(choose, 0)}
+        properties = {"first": value(choose, 2)}
+        schema = {"type": "object", "properties": properties, "required": ["first"], "$defs": definitions}
+        tool = Tool("f", "", schema, strict=True)
+        try:
+            for trial in Muse().trials(tool) or ["start: nothing"]:
+                grammars.check(trial)
+        except GrammarRefused:
+            continue
+        matcher = grammars.matcher(lark_grammar(body_grammar([tool])))
+        for text in TEXTS:
+            body = f'<atem:invoke name="f"><atem:parameter name="first">{text}</atem:parameter></atem:invoke>'
+            whole = f"<atem:function_calls>{body}</atem:function_calls>"
+            if not allows(matcher, tokenizer, whole):
+                continue
+            reader = InvokedCalls([tool])
+            (call,) = together([*reader.feed(whole), *reader.end()])
+            assert isinstance(call, Call)
+            assert jsonschema_rs.is_valid(schema, call.arguments), (seed, text, call.text, schema)
+            cut = InvokedCalls([tool])
+            assert together([delta for one in whole for delta in cut.feed(one)]) == [call]
+            read += 1
+    assert read > TOOLS
+
+
+def allows(matcher: Any, tokenizer: Tokenizer, text: str) -> bool:
+    own = matcher.deep_copy()
+    return bool(own.try_consume_tokens(tokenizer.encode(text)) == len(tokenizer.encode(text)) and own.is_accepting())

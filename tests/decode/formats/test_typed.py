@@ -28,6 +28,13 @@ from muser_decode.formats.typed import Kinds, Signatures, kinds_of
         ("4", {"enum": ["a", 4]}, 4),
         ("a", {"enum": ["a", 4]}, "a"),
         ("4.5", {"const": 4.5}, 4.5),
+        ("1", {"anyOf": [{"enum": [10]}, {"type": "string"}]}, "1"),
+        ("5", {"anyOf": [{"const": 5.5}, {"type": "string"}]}, "5"),
+        ("7", {"anyOf": [{"enum": [1, 2]}, {"type": "string"}, {"type": "boolean"}]}, "7"),
+        ("1", {"type": "integer", "enum": [1.0]}, 1.0),
+        ("[1]", {"type": "string", "allOf": [{"pattern": "a"}]}, "[1]"),
+        ("[1]", {"allOf": [{"type": "string"}, {"minLength": 1}]}, "[1]"),
+        ("5", {"type": ["string", "string"]}, "5"),
         ("true", {"enum": [True, None]}, True),
         ("4", {"type": "string", "enum": ["4"]}, "4"),
         ("3", {}, "3"),
@@ -53,6 +60,10 @@ def test_a_parameter_s_text_gets_the_schema_s_type(text: str, schema: dict[str, 
         (True, {"type": "integer"}, True),
         ([1], {"type": "string"}, [1]),
         ("x", {}, "x"),
+        (5, {"enum": ["5", 5]}, 5),
+        ("5", {"enum": ["5", 5]}, "5"),
+        (5.0, {"type": ["integer", "string"]}, 5.0),
+        (1, {"enum": [True, "x"]}, "1"),
     ],
 )
 def test_a_json_value_is_coerced_where_nothing_is_lost(
@@ -64,7 +75,7 @@ def test_a_json_value_is_coerced_where_nothing_is_lost(
 def test_of_unknown_things_anything_may_be() -> None:
     tools = [Tool("f", "", {"properties": {"a": {"type": "integer"}, "b": True}}), Tool("g", "", {"properties": 3})]
     signatures = Signatures(tools)
-    assert signatures.of("f", "a") == Kinds(("integer",), {}, untyped=False)
+    assert signatures.of("f", "a") == Kinds(("integer",), untyped=False)
     for names in (("f", "b"), ("f", "c"), ("g", "a"), ("h", "a")):
         assert signatures.of(*names) == Kinds()
     assert signatures.coerced({"a": "1", "z": "1"}, "f") == {"a": 1, "z": "1"}
@@ -81,7 +92,8 @@ def test_a_text_is_known_to_be_one_when_it_can_be_nothing_else() -> None:
         *(False, False, False, True, False, True, True)
     ]
     assert kinds_of({"type": "string"}, {}).is_text("")
-    for schema in ({}, {"type": ["string", "integer"]}, {"enum": ["a"]}):
+    assert kinds_of({"anyOf": [{"enum": ["a"]}, {"const": "b"}]}, {}).is_text("")
+    for schema in ({}, {"type": ["string", "integer"]}, {"enum": ["a", 1]}):
         assert not kinds_of(schema, {}).is_text("x")
 
 
@@ -98,17 +110,23 @@ def test_references_are_followed_through_alternatives_and_end() -> None:
     }
     tools = [Tool("f", "", {"properties": properties, "$defs": definitions})]
     assert Signatures(tools).coerced({"a": "1", "b": "1", "c": "1"}, "f") == {"a": 1, "b": 1, "c": "1"}
-    assert Signatures(tools).of("f", "a") == Kinds(("null",), {"1": 1, "2": 2}, untyped=False)
+    assert Signatures(tools).of("f", "a") == Kinds(("null",), (1, 2), untyped=False)
     both = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)}
     doubling = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**both, "60": {"type": "integer"}}}
     assert Signatures([Tool("f", "", doubling)]).of("f", "a").told == ("integer",)
 
 
+def test_the_root_may_be_a_reference_beside_its_type() -> None:
+    definitions = {"args": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    tool = Tool("f", "", {"type": "object", "$ref": "#/definitions/args", "definitions": definitions})
+    assert Signatures([tool]).of("f", "a").told == ("integer",)
+
+
 def test_choices_that_go_a_long_way_to_one_place_are_read_once() -> None:
     """Cubic, this would take minutes."""
-    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)}
-    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(3000)]}
-    root = {"properties": {"a": choices}, "$defs": {**chain, "3000": {"type": "integer"}}}
+    chain: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(900)}
+    choices = {"anyOf": [{"$ref": "#/$defs/0", "title": str(i)} for i in range(900)]}
+    root = {"properties": {"a": choices}, "$defs": {**chain, "900": {"type": "integer"}}}
     assert Signatures([Tool("f", "", root)]).of("f", "a").told == ("integer",)
 
 
