@@ -153,7 +153,8 @@ class _Rules:
         told = alternatives(schema, tool.parameters)
         kinds = [kind for one in told.found for kind in _by_type(one)]
         texts = [kind for kind in kinds if _is_text(kind)]
-        if isinstance(schema, Mapping) and not told.all and not texts and not any(map(_has_texts, kinds)):
+        json_only = bool(kinds) and not texts and not any(map(_has_texts, kinds))
+        if isinstance(schema, Mapping) and json_only and not told.all:
             # Nothing but JSON: the library knows what all of it means together.
             return self._rule(f"{self._json(schema, tool)} {_quoted(PARAMETER_END)}")
         if not kinds or (tool.strict and not told.all):

@@ -188,6 +188,7 @@ def test_nothing_but_calls_is_held(grammars: Grammars, tokenizer: Tokenizer) -> 
         {"not": {"const": "a"}},
         {"allOf": [{"minLength": 1}, {"maxLength": 2}]},
         {"anyOf": [{"$ref": "#/properties/x"}]},
+        {"anyOf": [{"type": "string", "title": str(i)} for i in range(2100)]},
     ],
 )
 def test_what_no_text_can_be_held_to_is_refused_where_it_must_hold(one: dict[str, Any]) -> None:
