@@ -25,7 +25,6 @@ and up to 40, less than a unit of prefill; 200 in one answer hold 11 MB. The lib
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS)
 
-
 MAX_VERDICTS = 4_096
 """How many grammars it is remembered of whether they can be followed: agents send the same tools with every request."""
 

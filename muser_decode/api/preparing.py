@@ -186,7 +186,7 @@ class Kitchen:
             begin = self._calls(tools, form.forced_call)
         elif any(tool.strict for tool in tools):
             # The arguments of the others are free as it is.
-            begin = self._calls([tool if tool.strict else _free(tool) for tool in tools], form.strict_call)
+            begin = self._calls(_only_strict(tools), form.strict_call)
             return lambda: InCalls(begin, Listener(parser(), tokenizer), tokenizer)
         else:
             return None
@@ -204,11 +204,14 @@ class Kitchen:
         """
         # One by one: a grammar of several is tried only to where they differ.
         followed = [tool if self._can_be_followed(tool) else _free(tool) for tool in tools]
+        loose = _only_strict(tools)
         try:
             return self._whole(grammar(followed))
         except ApiError:
+            if followed == loose:
+                raise
             # Together they may be too large.
-            return self._whole(grammar([tool if tool.strict else _free(tool) for tool in tools]))
+            return self._whole(grammar(loose))
 
     def _whole(self, source: str | None) -> Callable[[], TokenConstraint]:
         known = _known(source, "tools", f"{STRICT} so large")
@@ -309,6 +312,11 @@ def _known(grammar: str | None, param: str, what: str) -> str:
 
 def _free(tool: Tool) -> Tool:
     return replace(tool, parameters=ANY_OBJECT)
+
+
+def _only_strict(tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools such that those that are not strict take any arguments."""
+    return [tool if tool.strict else _free(tool) for tool in tools]
 
 
 def _no_grammar(param: str, error: GrammarRefused, which: str = "its schema") -> ApiError:

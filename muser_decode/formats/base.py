@@ -14,7 +14,6 @@ JsonObject = Mapping[str, object]
 SPACED: Mapping[str, object] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """For llguidance: white space after JSON's separators only. A model that favours it could go on with it for ever."""
 
-
 ANY_OBJECT: JsonObject = {"type": "object"}
 """The schema of any JSON object."""
 

@@ -14,7 +14,15 @@ from muser_decode.formats.base import JsonObject
 from muser_decode.formats.conversation import Tool
 from muser_decode.formats.invoked import CALLS, CALLS_END, INVOKE_END, PARAMETER_END
 from muser_decode.formats.json_rule import json_rule
-from muser_decode.formats.references import CONSTANTS, DEFINITIONS, NOTES, alternatives, constants_of, type_list
+from muser_decode.formats.references import (
+    CONSTANTS,
+    DEFINITIONS,
+    NOTES,
+    alternatives,
+    constants_of,
+    of_types,
+    type_list,
+)
 from muser_decode.formats.typed import spelled
 
 MAX_TEXT_CHARS = 4096
@@ -59,7 +67,8 @@ def forced_grammar(tools: Sequence[Tool], answer: JsonObject | None = None) -> s
     Instead of the call there may be JSON for the user that follows the schema `answer`, if that is given.
 
     Raises:
-        NotSayable: a tool that is strict has such a schema. One that is not is followed as far as it can be.
+        NotSayable: a tool that is strict has such a schema. One that is not is followed as far as it can be, which is
+            not at all where an argument's name or constants cannot be written.
     """
     rules = _Rules()
     last = [f'" to={tool.name}" <|message|> {_framed(rules.invoke(tool, typed=True))}' for tool in tools]
@@ -177,7 +186,7 @@ class _Rules:
         constants = constants_of(schema)
         if constants is not None and "string" in type_list(schema, "string"):
             texts = [spelled(one) for one in constants]
-            if tool.strict and not schema.keys() <= NOTES | CONSTANTS | {"type"}:
+            if tool.strict and not _is_plain(schema):
                 raise NotSayable
             if not all(_WORD.fullmatch(text) and PARAMETER_END not in text for text in texts):
                 raise NotSayable
@@ -192,12 +201,10 @@ class _Rules:
 
     def _text(self, schema: JsonObject, tool: Tool) -> str:
         least, most = _count(schema.get("minLength", 0)), _count(schema.get("maxLength", MAX_TEXT_CHARS))
-        known = schema.keys() <= NOTES | {"type", "minLength", "maxLength"}
-        if tool.strict and (not known or least is None or most is None or max(least, most) > MAX_TEXT_CHARS):
+        unbounded = least is None or most is None or max(least, most) > MAX_TEXT_CHARS
+        if tool.strict and (unbounded or not schema.keys() <= NOTES | {"type", "minLength", "maxLength"}):
             raise NotSayable
-        if least is None or most is None or max(least, most) > MAX_TEXT_CHARS:
-            return "text"
-        if not least and "maxLength" not in schema:
+        if unbounded or (not least and "maxLength" not in schema):
             return "text"
         end = PARAMETER_END.replace("/", "\\/")
         bounds = f"{{{least},{most if 'maxLength' in schema else ''}}}"
@@ -248,4 +255,4 @@ def _by_type(schema: JsonObject) -> list[JsonObject]:
     if len(named) < 2 or "string" not in named or CONSTANTS & schema.keys():
         return [schema]
     rest = [name for name in named if name != "string"]
-    return [{**schema, "type": "string"}, {**schema, "type": rest if len(rest) > 1 else rest[0]}]
+    return [of_types(schema, ["string"]), of_types(schema, rest)]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from muser_decode.formats.base import SPACED, JsonObject
-from muser_decode.formats.references import DEFINITIONS
+from muser_decode.formats.references import DEFINITIONS, begins_at_root
 
 ROOT = "root"
 """The definition under which a schema finds the one that its references are looked up in."""
@@ -38,9 +38,9 @@ class _Moving:
         return {name: self._member(name, value) for name, value in schema.items()}
 
     def _member(self, name: str, value: object) -> object:
-        if name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        if name == "$ref" and begins_at_root(value):
             self.moved = True
-            return f"#/$defs/{ROOT}{value[1:]}"
+            return f"#/$defs/{ROOT}{str(value)[1:]}"
         if name in _DATA:
             return value
         if name in _NAMED and isinstance(value, Mapping):

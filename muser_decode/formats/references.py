@@ -31,16 +31,21 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 _CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 
 
+def begins_at_root(name: object) -> bool:
+    """Say whether a reference is one that is looked up from the root of its schema on."""
+    return isinstance(name, str) and (name == "#" or name.startswith("#/"))
+
+
 def referred(root: JsonObject, name: object) -> object:
     """Return what a reference within the schema `root` names; None for any other, and for nothing.
 
     >>> referred({"properties": {"a": {"anyOf": [{"type": "null"}]}}}, "#/properties/a/anyOf/0")
     {'type': 'null'}
     """
-    if not isinstance(name, str) or (name != "#" and not name.startswith("#/")):
+    if not begins_at_root(name):
         return None
     node: object = root
-    for part in unquote(name[1:]).split("/")[1:]:
+    for part in unquote(str(name)[1:]).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(node, list) and key.isdecimal():
             node = node[int(key)] if len(key) < 6 and int(key) < len(node) else None
@@ -89,12 +94,13 @@ def alternatives(schema: object, root: JsonObject, *, into_json: bool = False) -
         if len(seen) > MAX_PLACES:
             return Alternatives((), all=False)
         word, choices = _choices(one, root, into_json=into_json)
-        types = _common(above, type_list(one))
-        if (above or type_list(one)) and not types:
+        named = tuple(type_list(one))
+        types = _common(above, named)
+        if (above or named) and not types:
             # No value is of both.
             continue
         if choices is None:
-            found.append(one if types == tuple(type_list(one)) else {**one, "type": _named(types)})
+            found.append(one if types == named else of_types(one, types))
         else:
             whole &= one.keys() <= NOTES | DEFINITIONS | {word, "type"}
             once |= word == "oneOf" and len(choices) > 1
@@ -120,13 +126,18 @@ def _common(above: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
     """Return the types of both; none named is any."""
     if not above or not named:
         return tuple(named or above)
-    wider = {"integer": "number"}
-    both = [name for name in named if name in above or wider.get(name) in above]
-    return tuple(dict.fromkeys([*both, *(name for name in above if wider.get(name) in named)]))
+    both = [name for name in named if name in above or _wider(name) in above]
+    return tuple(dict.fromkeys([*both, *(name for name in above if _wider(name) in named)]))
 
 
-def _named(types: Sequence[str]) -> str | list[str]:
-    return types[0] if len(types) == 1 else list(types)
+def _wider(name: str) -> str:
+    """Return the type that all values of a type are of."""
+    return "number" if name == "integer" else name
+
+
+def of_types(schema: JsonObject, types: Sequence[str]) -> JsonObject:
+    """Return a schema with other types."""
+    return {**schema, "type": types[0] if len(types) == 1 else list(types)}
 
 
 def _overlap(found: Sequence[JsonObject]) -> bool:
@@ -136,13 +147,11 @@ def _overlap(found: Sequence[JsonObject]) -> bool:
     for one in found:
         fixed = constants_of(one)
         if fixed is not None:
-            constants += [(type_of(value), json.dumps(value)) for value in fixed]
+            constants += [(_wider(type_of(value)), json.dumps(value)) for value in fixed]
         else:
-            types += type_list(one) or [""]
-    types = ["number" if name == "integer" else name for name in types]
-    told = [("number" if name == "integer" else name) for name, _ in constants]
+            types += map(_wider, type_list(one) or [""])
     again = len(set(types)) < len(types) or len(set(constants)) < len(constants)
-    return again or "" in types or bool(set(told) & set(types))
+    return again or "" in types or any(name in types for name, _ in constants)
 
 
 def type_list(schema: JsonObject, *default: str) -> list[str]:

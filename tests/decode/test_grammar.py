@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
+from token_masks import allowed
 
 from muser_decode.engine.request import TokenConstraint
 from muser_decode.formats.base import ANY_OBJECT
@@ -35,12 +35,6 @@ def tokenizer(tiny_llama: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, tokenizer.eos_ids)
-
-
-def allowed(constraint: TokenConstraint) -> list[int]:
-    mask = constraint.mask()
-    assert mask is not None
-    return [int(i) for i in np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))]
 
 
 def wander(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, steps: int = 400) -> str:

@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from read_deltas import together
+from token_masks import allowed
 
 from muser_decode.engine.request import TokenConstraint
 from muser_decode.formats.channels import ChannelParser
@@ -45,12 +45,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, Muse().stop_ids(tokenizer.special_ids, tokenizer.eos_ids))
-
-
-def allowed(constraint: TokenConstraint) -> list[int]:
-    mask = constraint.mask()
-    assert mask is not None
-    return [int(i) for i in np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))]
 
 
 def wander(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, tools: list[Tool]) -> list[Any]:

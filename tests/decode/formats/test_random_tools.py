@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
-import numpy as np
 import pytest
 from read_deltas import together
+from token_masks import allowed
 
 from muser_decode.formats.channels import ChannelParser
 from muser_decode.formats.chatml_hermes import TAGS, ChatmlHermes
@@ -130,9 +130,7 @@ def called(
     listener, deltas = Listener(parser, tokenizer), []
     for _ in range(STEPS):
         try:
-            mask = constraint.mask()
-            assert mask is not None
-            may = [int(i) for i in np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))]
+            may = allowed(constraint)
             ends = [
                 token for token in may if token in spelled or tokenizer.token_bytes(token)[:1] in (b"<", b'"', b"}")
             ]
